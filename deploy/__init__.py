@@ -1,0 +1,1 @@
+"""The `tandem` command, and what places, shows and reports a run."""

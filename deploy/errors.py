@@ -1,0 +1,9 @@
+"""The errors that end a command with one line instead of a stack trace."""
+
+
+class UserError(Exception):
+    """The command cannot be done as asked: what is wrong, where, and what to do; exit code 2."""
+
+
+class RunFailedError(Exception):
+    """A run that had begun could not go on: what ended, where its log is, how to resume; exit code 1."""
