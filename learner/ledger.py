@@ -1,0 +1,245 @@
+"""Every sample's life, in SQLite: issued once, ended exactly once, across crashes and resumes."""
+
+import sqlite3
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+
+from learner.ledger_schema import ENDS_BY_REASON, OPEN, RUN_ENDED, SCHEMA, STEP_LOST, TRAINED_AFTER, End
+from learner.records import Prompt, ScoredRollout
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SampleText:
+    """What a sample said, for the viewer."""
+
+    sample_id: str
+    prompt: str
+    completion: str
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """How the samples of a run stand.
+
+    Attributes:
+        issued: Samples asked for.
+        trained: Those that an optimizer step used.
+        dropped: Count per reason.
+        failed: Count per reason.
+        open: Those without an end so far.
+        ended_twice: Ends of samples that were not open: a mistake of ours, 0 in a sound run.
+    """
+
+    issued: int
+    trained: int
+    dropped: dict[str, int]
+    failed: dict[str, int]
+    open: int
+    ended_twice: int
+
+
+class Ledger:
+    """The accounts of one run, written by its rank 0. Threads may share it.
+
+    Every call is one transaction; a process killed at any moment leaves whole transactions only. The write-ahead log
+    is flushed to the disk by `sync`, which belongs before a checkpoint: a power cut may then lose what came after
+    that checkpoint, and nothing before it.
+    """
+
+    def __init__(self, path: Path, *, start_step: int, max_text_bytes: int = 256 << 20) -> None:
+        """Opens the ledger, new or old, and begins an incarnation of the run.
+
+        What earlier incarnations trained in steps after `start_step` is taken back (dropped, step_lost), and what
+        they left open is dropped (run_ended).
+
+        Args:
+            path: The file; made if it is missing.
+            start_step: Step of the checkpoint that the learner begins with; 0 for the initial model.
+            max_text_bytes: Bound on the texts kept; the oldest are deleted beyond it.
+        """
+        self._lock = threading.Lock()
+        self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = NORMAL")
+        # Copying the log into the file waits for the disk; every 16 MiB is seldom enough.
+        self._connection.execute("PRAGMA wal_autocheckpoint = 4000")
+        self._connection.executescript(SCHEMA)
+        self._max_text_bytes = max_text_bytes
+        (self._text_bytes,) = self._connection.execute("SELECT coalesce(sum(size_bytes), 0) FROM texts").fetchone()
+        with self._transaction() as execute:
+            execute("UPDATE incarnations SET ended_at = ?, end_reason = 'killed' WHERE ended_at IS NULL", (_now(),))
+            cursor = execute("INSERT INTO incarnations (started_at, start_step) VALUES (?, ?)", (_now(), start_step))
+            self.incarnation = int(cursor.lastrowid or 0)
+            step_lost = [sample for (sample,) in execute(TRAINED_AFTER, (start_step,))]
+            left_open = [sample for (sample,) in execute(OPEN)]
+            self._write_ends("dropped", STEP_LOST, step_lost)
+            self._write_ends("dropped", RUN_ENDED, left_open)
+        if step_lost or left_open:
+            log.info("ledger resumed", step=start_step, step_lost=len(step_lost), run_ended=len(left_open))
+        self._unwritten_texts: list[SampleText] = []
+        self._open: set[str] = set()
+        self._ended_twice = 0
+        self._ends: Counter[tuple[str, str]] = Counter()
+        for end, reason, count in self._connection.execute(ENDS_BY_REASON):
+            self._ends[end, reason] = count
+
+    def issue(self, *, group_id: str, prompt: Prompt, sample_ids: Sequence[str], policy_version: int) -> None:
+        """Records the samples of one group, before any server is asked for them.
+
+        Args:
+            group_id: Id of the group.
+            prompt: What is continued.
+            sample_ids: One per rollout wanted; never used before in this run.
+            policy_version: The learner's, now.
+        """
+        shared = (group_id, prompt.prompt_id, prompt.position, _now(), policy_version, self.incarnation)
+        with self._transaction():
+            self._connection.executemany(
+                "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, 1)", [(sample, *shared) for sample in sample_ids]
+            )
+            self._open.update(sample_ids)
+
+    def record_retry(self, sample_ids: Iterable[str]) -> None:
+        """Counts one more attempt at each of these samples."""
+        with self._transaction():
+            self._connection.executemany(
+                "UPDATE samples SET attempts = attempts + 1 WHERE sample_id = ?", [(sample,) for sample in sample_ids]
+            )
+
+    def end_trained(self, *, step: int, rollouts: Sequence[ScoredRollout]) -> None:
+        """Ends the samples that an optimizer step used.
+
+        Args:
+            step: The policy version that the step made.
+            rollouts: What it used.
+        """
+        rows = [
+            (
+                rollout.sample_id,
+                self.incarnation,
+                step,
+                rollout.oldest_version,
+                rollout.reward,
+                rollout.outcome,
+                len(rollout.token_ids),
+            )
+            for rollout in rollouts
+        ]
+        with self._transaction():
+            self._connection.executemany(
+                "INSERT INTO ends (sample_id, incarnation, end, step, oldest_version, reward, outcome, num_tokens)"
+                " VALUES (?, ?, 'trained', ?, ?, ?, ?, ?)",
+                rows,
+            )
+            self._close("trained", "", [row[0] for row in rows])
+
+    def end_dropped(self, sample_ids: Sequence[str], *, reason: str) -> None:
+        """Ends samples that are not trained on although nothing failed, e.g. reason "stale"."""
+        self._end("dropped", reason, sample_ids)
+
+    def end_failed(self, sample_ids: Sequence[str], *, reason: str) -> None:
+        """Ends samples that could not be generated or scored, e.g. reason "rollout_deadline"."""
+        self._end("failed", reason, sample_ids)
+
+    def keep_texts(self, texts: Sequence[SampleText]) -> None:
+        """Keeps what samples said, for the viewer; written with the next end of a sample, so a kill may lose some."""
+        with self._lock:
+            self._unwritten_texts += texts
+
+    def counts(self) -> LedgerCounts:
+        """How the samples stand, without reading the file."""
+        with self._lock:
+            ends = self._ends
+            return LedgerCounts(
+                issued=ends.total() + len(self._open),
+                trained=ends["trained", ""],
+                dropped={reason: count for (end, reason), count in ends.items() if end == "dropped"},
+                failed={reason: count for (end, reason), count in ends.items() if end == "failed"},
+                open=len(self._open),
+                ended_twice=self._ended_twice,
+            )
+
+    def sync(self) -> None:
+        """Brings everything written so far to the disk itself."""
+        with self._lock:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def close_run(self, reason: str = RUN_ENDED) -> None:
+        """Drops what is open, ends the incarnation and closes the file; `counts` still answers."""
+        self._end("dropped", reason, sorted(self._open))
+        with self._transaction() as execute:
+            execute(
+                "UPDATE incarnations SET ended_at = ?, end_reason = ? WHERE incarnation = ?",
+                (_now(), reason, self.incarnation),
+            )
+        with self._lock:
+            self._connection.close()
+
+    def _end(self, end: End, reason: str, sample_ids: Sequence[str]) -> None:
+        with self._transaction():
+            self._write_ends(end, reason, sample_ids)
+            self._close(end, reason, sample_ids)
+
+    def _write_ends(self, end: End, reason: str, sample_ids: Sequence[str]) -> None:
+        self._connection.executemany(
+            "INSERT INTO ends (sample_id, incarnation, end, reason) VALUES (?, ?, ?, ?)",
+            [(sample, self.incarnation, end, reason) for sample in sample_ids],
+        )
+
+    def _close(self, end: End, reason: str, sample_ids: Sequence[str]) -> None:
+        self._write_texts()
+        for sample in sample_ids:
+            if sample in self._open:
+                self._open.remove(sample)
+                self._ends[end, reason] += 1
+            else:
+                self._ended_twice += 1
+                log.error("sample ended twice", sample_id=sample, end=end, reason=reason)
+
+    def _write_texts(self) -> None:
+        rows = [_text_row(text) for text in self._unwritten_texts]
+        self._unwritten_texts.clear()
+        self._connection.executemany("INSERT INTO texts VALUES (NULL, ?, ?, ?, ?, ?)", rows)
+        self._text_bytes += sum(row[-1] for row in rows)
+        excess = self._text_bytes - self._max_text_bytes
+        if excess <= 0:
+            return
+        # A tenth more than needed, so that the next group does not have to delete again.
+        excess += self._max_text_bytes // 10
+        oldest = self._connection.execute("SELECT text_id, size_bytes FROM texts ORDER BY text_id")
+        while excess > 0 and (text := oldest.fetchone()):
+            self._connection.execute("DELETE FROM texts WHERE text_id = ?", (text[0],))
+            self._text_bytes -= text[1]
+            excess -= text[1]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Callable[..., sqlite3.Cursor]]:
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection.execute
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+
+def _text_row(text: SampleText) -> tuple[str, str, str, bytes, int]:
+    ids = array("i", text.token_ids)
+    size = len(text.prompt) + len(text.completion) + 4 * len(ids)
+    return text.sample_id, text.prompt, text.completion, ids.tobytes(), size
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
