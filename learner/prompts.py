@@ -114,7 +114,7 @@ class PromptSource:
     def _order(self, epoch: int) -> list[int]:
         if epoch not in self._orders:
             order = list(range(len(self._problems)))
-            random.Random(f"{self._seed}/{epoch}").shuffle(order)  # noqa: S311
+            random.Random(f"{self._seed}/{epoch}").shuffle(order)
             # At most two epochs are in use at a time, at the seam between them.
             self._orders = {known: self._orders[known] for known in sorted(self._orders)[-1:]} | {epoch: order}
         return self._orders[epoch]
