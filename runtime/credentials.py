@@ -5,8 +5,8 @@ import ipaddress
 import os
 from pathlib import Path
 
-TOKEN_VARIABLE = "TANDEM_TOKEN"  # noqa: S105 - the name of the variable, not a secret
-TOKEN_FILE_VARIABLE = "TANDEM_TOKEN_FILE"  # noqa: S105
+TOKEN_VARIABLE = "TANDEM_TOKEN"
+TOKEN_FILE_VARIABLE = "TANDEM_TOKEN_FILE"
 
 
 def read_token() -> str | None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn
 
 import grpc
@@ -74,8 +74,10 @@ class OutcomeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             async with _observed(labels, context):
-                async for response in inner_stream(request, context):
-                    yield response
+                # Closed by hand: a cancel that comes between two responses must reach the handler at once.
+                async with aclosing(inner_stream(request, context)) as responses:
+                    async for response in responses:
+                        yield response
 
         return _replace(handler, unary=unary, stream=stream)
 

@@ -1,0 +1,128 @@
+"""`tandem serve rollout`: engine, listeners, health and a drained end, put together."""
+
+import asyncio
+import os
+import uuid
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import structlog
+
+from protos.learner.v1 import learner_pb2, learner_pb2_grpc
+from protos.rollout.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
+from protos.rollout.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
+from rollout_server import metrics
+from rollout_server.config import RolloutSettings
+from rollout_server.engine import Engine, EngineDeadError
+from rollout_server.rollout_service import RolloutServicer, ServerFacts
+from rollout_server.samples import Sampling
+from rollout_server.served import ServedWeights
+from rollout_server.weight_service import WeightServicer
+from runtime.credentials import read_token, require_token_off_loopback
+from runtime.dialling import dial
+from runtime.problems.tokenizer import stop_token_ids, tokenizer_fingerprint
+from runtime.process import ReadyFile, wait_for_stop_signal
+from runtime.serving import Listener
+from runtime.telemetry import serve_metrics
+
+log = structlog.get_logger()
+
+ROLLOUT_SERVICE = "protos.rollout.v1.RolloutService"
+WEIGHT_SERVICE = "protos.rollout.v1.WeightService"
+
+
+async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) -> None:
+    """Runs a rollout server until SIGTERM or SIGINT.
+
+    Args:
+        settings: What to load and where to listen.
+        ready_file: Where to write the addresses once the server answers.
+
+    Raises:
+        ValueError: A setting, the model folder or a port is unusable.
+        EngineDeadError: vLLM failed; the process must end so that its starter starts it again.
+    """
+    listen, token = settings.listen, read_token()
+    require_token_off_loopback(listen.host, token)
+    require_token_off_loopback(listen.admin_host, token)
+    folder = Path(settings.model)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model = {settings.model or '(empty)'}: is no folder with a config.json")
+    stop_ids = tuple(stop_token_ids(folder))
+    fingerprint = tokenizer_fingerprint(folder)
+
+    from rollout_server.vllm_engine import VllmEngine
+
+    engine = await VllmEngine.start(settings, stop_token_ids=stop_ids)
+    try:
+        await _warm_up(engine)
+        served, instance_id = ServedWeights(), uuid.uuid4().hex
+        admin = await Listener.start(
+            host=listen.admin_host,
+            port=listen.admin_port,
+            services=[WEIGHT_SERVICE],
+            register=[partial(add_WeightServiceServicer_to_server, WeightServicer(engine, served))],
+            token=token,
+        )
+        facts = ServerFacts(
+            model=settings.model,
+            tokenizer_fingerprint=fingerprint,
+            stop_token_ids=stop_ids,
+            build=version("tandem"),
+            admin_address=admin.address,
+            instance_id=instance_id,
+        )
+        servicer = RolloutServicer(engine, served, facts, max_queued_samples=settings.max_queued_samples)
+        public = await Listener.start(
+            host=listen.host,
+            port=listen.port,
+            services=[ROLLOUT_SERVICE],
+            register=[partial(add_RolloutServiceServicer_to_server, servicer)],
+            token=token,
+        )
+        metrics.BUILD.info({"tandem": facts.build, "vllm": engine.facts.build})
+        metrics_address = serve_metrics(host=listen.host, port=listen.metrics_port)
+        for listener in (admin, public):
+            await listener.set_serving(True)
+        log.info("serving", address=public.address, admin_address=admin.address, metrics_address=metrics_address)
+        if ready_file is not None:
+            ReadyFile(os.getpid(), public.address, metrics_address, instance_id).write(ready_file)
+        if settings.learner_address:
+            await _announce(settings.learner_address, public.address, instance_id, token=token)
+        await _run_until_stopped(engine, public, admin, drain_seconds=listen.drain_seconds)
+    finally:
+        await engine.close()
+
+
+async def _warm_up(engine: Engine) -> None:
+    """Samples a few tokens, so that the first caller does not wait for kernels to be compiled."""
+    async for _ in engine.generate([0], Sampling(max_tokens=2), seed=0, progress_every_tokens=0):
+        pass
+
+
+async def _announce(learner_address: str, address: str, instance_id: str, *, token: str | None) -> None:
+    async with dial(learner_address, token=token) as channel:
+        request = learner_pb2.RegisterServerRequest(
+            kind=learner_pb2.SERVER_KIND_ROLLOUT, address=address, instance_id=instance_id
+        )
+        await learner_pb2_grpc.LearnerServiceStub(channel).RegisterServer(request, timeout=60, wait_for_ready=True)
+
+
+async def _run_until_stopped(engine: Engine, public: Listener, admin: Listener, *, drain_seconds: float) -> None:
+    async def watch_engine() -> None:
+        while not engine.is_dead:
+            await asyncio.sleep(0.5)
+
+    stopped = asyncio.create_task(wait_for_stop_signal())
+    dead = asyncio.create_task(watch_engine())
+    await asyncio.wait((stopped, dead), return_when=asyncio.FIRST_COMPLETED)
+    is_dead = dead.done()
+    for task in (stopped, dead):
+        task.cancel()
+    log.info("draining", is_engine_dead=is_dead, num_running=engine.num_running)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(public.stop(drain_seconds=0 if is_dead else drain_seconds))
+        tasks.create_task(admin.stop(drain_seconds=0 if is_dead else drain_seconds))
+    if is_dead:
+        raise EngineDeadError("vLLM's engine has failed; see the lines above")

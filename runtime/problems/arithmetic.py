@@ -1,0 +1,150 @@
+"""Seeded arithmetic problems in words: the task of the default run.
+
+Each kind is a wording, the operands it may have, and the rule for its answer. The seed decides which operands of a kind
+are held out; names and things vary freely, so that no held-out computation was ever seen in training, whatever the
+wording. The sizes asked for never move that border, and a longer training list begins with the shorter one.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from runtime.problems.problem import Problem
+
+NAMES = ("Tom", "Ann", "Sam", "Mia", "Ben", "Eva", "Max", "Zoe")
+THINGS = ("apples", "pens", "cards", "books", "coins", "shells", "stamps", "plums")
+HELD_OUT_SHARE = 0.15
+
+Operands = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of problem: its wording, its operands and its answer.
+
+    Attributes:
+        name: What `Problem.kind` says.
+        wording: A format string over `name`, `things` and the operands `a`, `b`, `c`.
+        operands: Every tuple of operands that makes sense, in a fixed order.
+        answer: The right answer for operands.
+    """
+
+    name: str
+    wording: str
+    operands: tuple[Operands, ...]
+    answer: Callable[..., int]
+
+    @property
+    def num_wordings(self) -> int:
+        """Prompts that there are for one tuple of operands."""
+        return len(THINGS) * (len(NAMES) if "{name}" in self.wording else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticProblems:
+    """Problems to train on and problems to test on, which share no (kind, operands)."""
+
+    train: tuple[Problem, ...]
+    held_out: tuple[Problem, ...]
+
+
+_SMALL = range(2, 11)
+_LARGE = range(2, 21)
+
+KINDS = (
+    Kind(
+        name="sum",
+        wording="{name} has {a} {things} and gets {b} more. How many now?",
+        operands=tuple((a, b) for a in _SMALL for b in _SMALL),
+        answer=lambda a, b: a + b,
+    ),
+    Kind(
+        name="difference",
+        wording="{name} has {a} {things} and gives {b} away. How many now?",
+        operands=tuple((a, b) for a in _LARGE for b in _SMALL if b < a),
+        answer=lambda a, b: a - b,
+    ),
+    Kind(
+        name="larger",
+        wording="Which is more, {a} {things} or {b} {things}?",
+        operands=tuple((a, b) for a in _LARGE for b in _LARGE if a != b),
+        answer=max,
+    ),
+    Kind(
+        name="smaller",
+        wording="Which is less, {a} {things} or {b} {things}?",
+        operands=tuple((a, b) for a in _LARGE for b in _LARGE if a != b),
+        answer=min,
+    ),
+    Kind(
+        name="product",
+        wording="{name} has {a} bags of {b} {things}. How many in all?",
+        operands=tuple((a, b) for a in _SMALL for b in _SMALL if min(a, b) < 6),
+        answer=lambda a, b: a * b,
+    ),
+    Kind(
+        name="two_steps",
+        wording="{name} has {a} {things}, gets {b} and gives {c} away. How many now?",
+        operands=tuple((a, b, c) for a in _SMALL for b in _SMALL for c in _SMALL if c < a + b),
+        answer=lambda a, b, c: a + b - c,
+    ),
+)
+
+
+def arithmetic_problems(*, seed: int, num_train: int, num_held_out: int) -> ArithmeticProblems:
+    """Make the problems of one seed, kinds in turn, every prompt once.
+
+    Args:
+        seed: Decides which operands are held out and what the problems are, on every platform.
+        num_train: Problems to train on.
+        num_held_out: Problems to test on.
+
+    Returns:
+        Both parts; no (kind, operands) is in both, and no prompt is there twice.
+
+    Raises:
+        ValueError: A negative number of problems, or more than there are distinct prompts.
+    """
+    train_operands: dict[str, list[Operands]] = {}
+    held_out_operands: dict[str, list[Operands]] = {}
+    for kind in KINDS:
+        shuffled = list(kind.operands)
+        random.Random(f"arithmetic/{seed}/split/{kind.name}").shuffle(shuffled)
+        num_kept_back = round(HELD_OUT_SHARE * len(shuffled))
+        held_out_operands[kind.name] = shuffled[:num_kept_back]
+        train_operands[kind.name] = shuffled[num_kept_back:]
+    return ArithmeticProblems(
+        train=_draw(train_operands, seed=seed, part="train", num_problems=num_train),
+        held_out=_draw(held_out_operands, seed=seed, part="held_out", num_problems=num_held_out),
+    )
+
+
+def _draw(operands: dict[str, list[Operands]], *, seed: int, part: str, num_problems: int) -> tuple[Problem, ...]:
+    """Take problems from each kind in turn."""
+    limit = len(KINDS) * min(len(operands[kind.name]) * kind.num_wordings for kind in KINDS)
+    if not 0 <= num_problems <= limit:
+        raise ValueError(f"num_{part} is {num_problems}; it must be between 0 and {limit}")
+    streams = [_problems_of_kind(kind, operands[kind.name], seed=seed, part=part) for kind in KINDS]
+    problems = (next(streams[index % len(KINDS)]) for index in range(num_problems))
+    return tuple(
+        Problem(problem_id=f"arithmetic-{seed}-{part}-{index}", prompt=prompt, answer=str(answer), kind=kind)
+        for index, (kind, prompt, answer) in enumerate(problems)
+    )
+
+
+def _problems_of_kind(kind: Kind, operands: list[Operands], *, seed: int, part: str) -> Iterator[tuple[str, str, int]]:
+    """Yield (kind, prompt, answer); operands come round again, in another wording, only when all were used."""
+    generator = random.Random(f"arithmetic/{seed}/{part}/{kind.name}")
+    seen: set[str] = set()
+    while True:
+        for values in generator.sample(operands, len(operands)):
+            prompt = _word(kind, values, generator=generator)
+            while prompt in seen:
+                prompt = _word(kind, values, generator=generator)
+            seen.add(prompt)
+            yield kind.name, prompt, kind.answer(*values)
+
+
+def _word(kind: Kind, values: Operands, *, generator: random.Random) -> str:
+    name, things = generator.choice(NAMES), generator.choice(THINGS)
+    return kind.wording.format(name=name, things=things, **dict(zip("abc", values, strict=False)))

@@ -1,0 +1,139 @@
+"""The receiving end of a push: a thread that joins the group and fills staging memory while generation goes on."""
+
+import threading
+import time
+from dataclasses import dataclass
+
+import torch
+
+from runtime.weights.digests import tensor_digest
+from runtime.weights.group import WeightGroup, connect_store
+from runtime.weights.manifest import WeightManifest
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Which group a receiver joins, and as what."""
+
+    run_id: str
+    epoch: int
+    store_host: str
+    store_port: int
+    rank: int
+    world_size: int
+    transport: str
+    own_host: str
+    timeout_seconds: float
+
+    @property
+    def name(self) -> str:
+        """Prefix of the group's keys in the store."""
+        return f"weights/{self.run_id}/{self.epoch}"
+
+
+class WeightReceiver:
+    """One receiving rank. Methods are called from the worker's main thread; joining and receiving happen in threads."""
+
+    def __init__(self, place: GroupPlace, manifest: WeightManifest, *, device: torch.device) -> None:
+        self.place, self.manifest = place, manifest
+        self._device = device
+        self._memory = torch.empty(manifest.staging_bytes, dtype=torch.uint8, device=device)
+        self._lock = threading.Lock()
+        self._group: WeightGroup | None = None
+        self._wanted: int | None = None
+        self._staged: int | None = None
+        self._expires = 0.0
+        self._join_error: str | None = None
+        self._joining = threading.Thread(target=self._join, name="weights-join", daemon=True)
+        self._joining.start()
+
+    def _join(self) -> None:
+        place = self.place
+        try:
+            store = connect_store(place.store_host, place.store_port, timeout_seconds=place.timeout_seconds)
+            group = WeightGroup.join(
+                store,
+                name=place.name,
+                rank=place.rank,
+                world_size=place.world_size,
+                transport=place.transport,
+                own_host=place.own_host,
+                timeout_seconds=place.timeout_seconds,
+            )
+        except (RuntimeError, ValueError) as error:
+            self._join_error = str(error)
+            return
+        self._group = group
+        group.report("joined", {"manifest": self.manifest.digest})
+
+    def begin(self, policy_version: int, *, timeout_seconds: float) -> None:
+        """Starts to receive a version in a thread; what was staged before is dropped. Returns at once.
+
+        Args:
+            policy_version: The version that comes.
+            timeout_seconds: The staged weights are dropped if `take` has not come by then.
+        """
+        with self._lock:
+            self._wanted, self._staged = policy_version, None
+            self._expires = time.monotonic() + timeout_seconds
+        threading.Thread(target=self._receive, args=(policy_version,), name="weights-stage", daemon=True).start()
+
+    def _receive(self, policy_version: int) -> None:
+        self._joining.join(self.place.timeout_seconds)
+        group = self._group
+        if group is None:
+            return
+        try:
+            digests = self._fill(group)
+        except RuntimeError as error:
+            group.report(f"staged/{policy_version}", {"error": str(error)})
+            return
+        with self._lock:
+            if self._wanted == policy_version:
+                self._staged = policy_version
+        group.report(f"staged/{policy_version}", {"digests": digests})
+
+    def _fill(self, group: WeightGroup) -> list[int]:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            with torch.cuda.stream(torch.cuda.Stream(self._device)):
+                return self._fill_buckets(group)
+        return self._fill_buckets(group)
+
+    def _fill_buckets(self, group: WeightGroup) -> list[int]:
+        digests: list[int] = []
+        for bucket in self.manifest.buckets:
+            # gloo moves host memory; on a GPU the bucket goes through a pinned copy.
+            target = self._memory[bucket.begin : bucket.end]
+            through_host = self.place.transport == "gloo" and self._device.type == "cuda"
+            data = torch.empty(target.shape, dtype=torch.uint8, pin_memory=True) if through_host else target
+            group.broadcast(data).wait()
+            if through_host:
+                target.copy_(data)
+            digests.extend(tensor_digest(placed.view(self._memory)) for placed in bucket.tensors)
+        return digests
+
+    def staged_weights(self, policy_version: int) -> list[tuple[str, torch.Tensor]]:
+        """The staged tensors by name, views into the staging memory.
+
+        Raises:
+            LookupError: This version is not staged, or was staged and has expired.
+        """
+        with self._lock:
+            if self._staged != policy_version:
+                raise LookupError(f"policy version {policy_version} is not staged (staged: {self._staged})")
+            if time.monotonic() > self._expires:
+                raise LookupError(f"policy version {policy_version} was staged too long ago and has expired")
+        return list(self.manifest.views(self._memory))
+
+    def drop(self) -> None:
+        """Forgets what is staged, or is being received."""
+        with self._lock:
+            self._wanted = self._staged = None
+
+    def leave(self) -> None:
+        """Leaves the group; threads that still wait in it end by its timeout."""
+        self.drop()
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
