@@ -1,0 +1,74 @@
+"""The proof, after a push, that learner and servers mean the same weights: logprobs of a few fresh samples compared."""
+
+import concurrent.futures
+
+import structlog
+
+from learner.background import Background
+from learner.batch import MicroBatch, pack
+from learner.config import LearnerSettings
+from learner.records import Prompt, ScoredGroup, ScoredRollout
+from learner.servers import ServerBook
+from rollout_server.client import GroupRequest, Rollout, RolloutError, Sampling
+
+log = structlog.get_logger()
+
+NUM_SAMPLES = 2
+TIMEOUT_SECONDS = 30.0
+
+
+class Probe:
+    """Asks for samples of one fixed prompt under exactly one version, while the main thread does something else."""
+
+    def __init__(
+        self, *, background: Background, servers: ServerBook, prompt: Prompt, settings: LearnerSettings
+    ) -> None:
+        self._background, self._servers, self._prompt, self._settings = background, servers, prompt, settings
+        self._asked: concurrent.futures.Future[list[Rollout]] | None = None
+        self._version = 0
+
+    def ask(self, policy_version: int) -> None:
+        """Asks for samples of this version; `micro_batch` waits for them."""
+        sampling = self._settings.sampling
+        request = GroupRequest(
+            f"probe-{policy_version}",
+            self._prompt.token_ids,
+            tuple(f"probe-{policy_version}-{index}" for index in range(NUM_SAMPLES)),
+            Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens),
+        )
+        self._version = policy_version
+        self._asked = self._background.submit(
+            self._servers.fleet.generate_group(
+                request, exact_policy_version=policy_version, timeout_seconds=TIMEOUT_SECONDS
+            )
+        )
+
+    def micro_batch(self) -> MicroBatch | None:
+        """The samples asked for, as one micro-batch; None if they could not be had."""
+        if self._asked is None:
+            return None
+        asked, self._asked = self._asked, None
+        try:
+            rollouts = asked.result(TIMEOUT_SECONDS + 5)
+        except (RolloutError, TimeoutError) as error:
+            log.warning("no probe", policy_version=self._version, reason=str(error))
+            return None
+        group = ScoredGroup(
+            group_id=f"probe-{self._version}",
+            prompt=self._prompt,
+            rollouts=tuple(
+                ScoredRollout(
+                    sample_id=rollout.sample_id,
+                    token_ids=rollout.token_ids,
+                    behaviour_logprobs=rollout.behaviour_logprobs,
+                    version_spans=tuple((span.first_token, span.policy_version) for span in rollout.version_spans),
+                    finish_reason=rollout.finish_reason.value,
+                    reward=0.0,
+                    outcome="probe",
+                    advantage=0.0,
+                )
+                for rollout in rollouts
+            ),
+        )
+        (share,) = pack([group], num_ranks=1, tokens_per_micro_batch=1 << 30, policy_version=self._version)
+        return share.micro_batches[0]

@@ -1,0 +1,132 @@
+"""What a step leaves behind: a line of metrics.jsonl, the gauges of /metrics, a line of training.log."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from learner import metrics
+from learner.records import ScoredGroup
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One line of metrics.jsonl."""
+
+    step: int
+    policy_version: int
+    time_unix: float
+    reward_mean: float
+    accuracy: float
+    """Share of correct rollouts among those scored."""
+    num_rollouts: int
+    tokens: int
+    """Completion tokens trained on."""
+    tokens_per_second: float
+    response_tokens_mean: float
+    staleness_mean: float
+    """In policy versions."""
+    staleness_max: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    clip_share: float
+    truncated_share: float
+    mismatch_kl: float
+    max_logprob_difference: float | None
+    """Learner's against server's logprobs of the same weights; None if no token could be compared."""
+    is_skipped: bool
+    """The loss or a gradient was not finite: nothing was updated."""
+    wait_seconds: float
+    train_seconds: float
+    push_seconds: float
+    stopped_seconds: float
+    """Longest time in the push in which a server sampled nothing."""
+    checkpoint_seconds: float
+    step_seconds: float
+    samples_issued: int
+    samples_dropped: int
+    """Samples that ended otherwise than trained, so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """What the groups of a step say."""
+
+    reward_mean: float
+    accuracy: float
+    num_rollouts: int
+    tokens: int
+    staleness_mean: float
+    staleness_max: int
+
+    @classmethod
+    def of(cls, groups: Sequence[ScoredGroup], *, policy_version: int) -> "GroupFigures":
+        """Sums the rollouts up; staleness is counted from the version that is about to be updated."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        staleness = [policy_version - rollout.oldest_version for rollout in rollouts]
+        for versions in staleness:
+            metrics.STALENESS.observe(versions)
+        return cls(
+            reward_mean=sum(rollout.reward for rollout in rollouts) / len(rollouts),
+            accuracy=sum(rollout.outcome == "correct" for rollout in rollouts) / len(rollouts),
+            num_rollouts=len(rollouts),
+            tokens=sum(len(rollout.token_ids) for rollout in rollouts),
+            staleness_mean=sum(staleness) / len(staleness),
+            staleness_max=max(staleness),
+        )
+
+
+class RunLog:
+    """Appends to metrics.jsonl; what an earlier incarnation wrote after its last checkpoint is cut off first."""
+
+    def __init__(self, path: Path, *, start_step: int) -> None:
+        self._path = path
+        if path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= start_step]
+            part = path.with_suffix(".part")
+            part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            part.replace(path)
+
+    def record(self, record: StepRecord) -> None:
+        """Writes one step."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+        metrics.STEP.set(record.step)
+        metrics.LAST_STEP.set(time.time())
+        metrics.LOSS.set(record.loss)
+        metrics.GRAD_NORM.set(record.grad_norm)
+        metrics.REWARD.set(record.reward_mean)
+        metrics.ACCURACY.set(record.accuracy)
+        metrics.MISMATCH_KL.set(record.mismatch_kl)
+        metrics.CLIP.set(record.clip_share)
+        metrics.TRUNCATED.set(record.truncated_share)
+        metrics.TOKENS.inc(record.tokens)
+        if record.max_logprob_difference is not None:
+            metrics.LOGPROB_DIFFERENCE.set(record.max_logprob_difference)
+        if record.is_skipped:
+            metrics.NONFINITE_STEPS.inc()
+        for phase in ("wait", "train", "push", "checkpoint"):
+            metrics.STEP_SECONDS.labels(phase).observe(getattr(record, f"{phase}_seconds"))
+        log.info(
+            "step",
+            step=record.step,
+            reward=round(record.reward_mean, 4),
+            loss=round(record.loss, 5),
+            grad_norm=round(record.grad_norm, 4),
+            staleness=round(record.staleness_mean, 2),
+            seconds=round(record.step_seconds, 3),
+        )
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        # A line that a crash has cut short.
+        return 1 << 62

@@ -1,0 +1,251 @@
+"""Brings a policy version to every rollout server in two phases, and lives on with those that can be reached.
+
+Stage: every server receives into staging memory while it generates; digests are compared. Commit: every server serves
+the staged version between two steps. A server that fails or misses a deadline leaves the fleet, and the push is made
+again on the rest as the group's next epoch.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+import torch
+from grpc.aio import AioRpcError, Channel
+
+from learner import metrics
+from learner.background import Background
+from learner.config import LearnerSettings
+from learner.servers import ServerBook
+from protos.rollout.v1 import weights_pb2, weights_pb2_grpc
+from rollout_server.client import ServerInfo
+from runtime.credentials import is_loopback
+from runtime.dialling import dial
+from runtime.weights.group import WeightGroup, open_store
+from runtime.weights.manifest import WeightManifest
+from runtime.weights.sender import WeightSender, WeightsDifferError
+
+log = structlog.get_logger()
+
+PROBE_SECONDS = 5.0
+"""How long a server may take to answer when it is asked whether it is still there after a failed push."""
+
+Tensors = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+"""Yields name and full tensor of everything in the manifest, in its order; called once a try."""
+
+
+class WeightPushError(Exception):
+    """No rollout server could be given the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushReport:
+    """What a push cost."""
+
+    num_servers: int
+    push_seconds: float
+    """From the end of the update to the last commit."""
+    stopped_seconds: float
+    """Longest time in which a server sampled no token."""
+
+
+@dataclass(slots=True)
+class _Member:
+    info: ServerInfo
+    channel: Channel
+    stub: weights_pb2_grpc.WeightServiceStub
+
+
+class WeightPush:
+    """The learner's end of the weight group; its methods are called on the main thread of rank 0."""
+
+    def __init__(
+        self,
+        *,
+        background: Background,
+        servers: ServerBook,
+        manifest: WeightManifest,
+        settings: LearnerSettings,
+        run_id: str,
+        token: str | None,
+        device: torch.device,
+    ) -> None:
+        self._background, self._servers, self._manifest = background, servers, manifest
+        self._settings, self._run_id, self._token, self._device = settings, run_id, token, device
+        self._epoch = time.time_ns() // 1_000_000
+        self._members: list[_Member] = []
+        self._group: WeightGroup | None = None
+        self._sender: WeightSender | None = None
+        self._store_host = settings.listen.host
+        self._store = self._store_port = None
+
+    def push(self, tensors: Tensors, *, policy_version: int) -> PushReport:
+        """Pushes a version to every server that is registered.
+
+        Raises:
+            WeightPushError: No server is left.
+        """
+        begin = time.monotonic()
+        while targets := self._targets():
+            try:
+                if [member.info.instance_id for member in self._members] != [info.instance_id for info in targets]:
+                    self._join(targets)
+                stopped_seconds = self._stage_and_commit(tensors, policy_version)
+            except (RuntimeError, TimeoutError, WeightsDifferError, AioRpcError, ExceptionGroup) as error:
+                metrics.PUSHES.labels("failed").inc()
+                log.warning("weight push failed", policy_version=policy_version, reason=_reason(error))
+                self._recover(targets, error)
+                continue
+            metrics.PUSHES.labels("committed").inc()
+            return PushReport(len(targets), time.monotonic() - begin, stopped_seconds)
+        raise WeightPushError(f"policy version {policy_version}: no rollout server is left to push to")
+
+    def _targets(self) -> tuple[ServerInfo, ...]:
+        async def targets() -> tuple[ServerInfo, ...]:
+            return self._servers.push_targets()
+
+        return self._background.call(targets(), timeout_seconds=10)
+
+    def _join(self, targets: tuple[ServerInfo, ...]) -> None:
+        self.leave()
+        self._epoch += 1
+        if self._store is None:
+            self._store_host = _own_host(self._settings.listen.host, targets[0].admin_address)
+            self._store, self._store_port = open_store(self._store_host)
+        self._members = self._background.call(self._dial(targets), timeout_seconds=10)
+        world_size = 1 + sum(info.num_weight_ranks for info in targets)
+        transport = self._transport(targets)
+        timeout = self._settings.push_timeout_seconds
+        first_rank = 1
+        requests: list[weights_pb2.JoinGroupRequest] = []
+        for info in targets:
+            requests.append(
+                weights_pb2.JoinGroupRequest(
+                    run_id=self._run_id,
+                    epoch=self._epoch,
+                    store_host=self._store_host,
+                    store_port=self._store_port,
+                    world_size=world_size,
+                    first_rank=first_rank,
+                    transport=transport,
+                    manifest=self._manifest.to_proto(),
+                    timeout_seconds=timeout,
+                )
+            )
+            first_rank += info.num_weight_ranks
+        answers = iter(requests)
+        self._all(lambda member: member.stub.JoinGroup(next(answers), timeout=timeout))
+        self._group = WeightGroup.join(
+            self._store,
+            name=f"weights/{self._run_id}/{self._epoch}",
+            rank=0,
+            world_size=world_size,
+            transport=transport,
+            own_host=self._store_host,
+            timeout_seconds=timeout,
+        )
+        self._group.reports("joined", timeout_seconds=timeout)
+        device = self._device if transport == "nccl" else torch.device("cpu")
+        self._sender = WeightSender(self._group, self._manifest, device=device)
+        log.info("weight group made", epoch=self._epoch, num_servers=len(targets), transport=transport)
+
+    def _transport(self, targets: tuple[ServerInfo, ...]) -> str:
+        if self._settings.transport != "auto":
+            return self._settings.transport
+        # NCCL refuses two ranks on one GPU, and a single machine may well share one; gloo works everywhere.
+        can_nccl = self._device.type == "cuda" and all("nccl" in info.transports for info in targets)
+        return "nccl" if can_nccl and torch.cuda.device_count() > 1 else "gloo"
+
+    def _stage_and_commit(self, tensors: Tensors, policy_version: int) -> float:
+        assert self._sender is not None, "_join comes first"
+        timeout = self._settings.push_timeout_seconds
+        stage = weights_pb2.StageWeightsRequest(
+            run_id=self._run_id, epoch=self._epoch, policy_version=policy_version, timeout_seconds=2 * timeout
+        )
+        self._all(lambda member: member.stub.StageWeights(stage, timeout=timeout))
+        sent = self._sender.send(tensors(), policy_version=policy_version)
+        self._sender.confirm(sent, timeout_seconds=timeout)
+        keep = self._settings.kv_on_commit == "keep"
+        commit = weights_pb2.CommitWeightsRequest(
+            run_id=self._run_id,
+            epoch=self._epoch,
+            policy_version=policy_version,
+            kv_on_commit=weights_pb2.KV_ON_COMMIT_KEEP if keep else weights_pb2.KV_ON_COMMIT_RECOMPUTE,
+        )
+        answers = self._all(lambda member: member.stub.CommitWeights(commit, timeout=timeout))
+        addresses = tuple(member.info.address for member in self._members)
+        self._background.call(self._servers.note_pushed(addresses, policy_version), timeout_seconds=timeout)
+        return float(max(answer.stopped_seconds for answer in answers))
+
+    def _recover(self, targets: tuple[ServerInfo, ...], error: BaseException) -> None:
+        """Takes servers out that do not answer; if all do, those that the failure names, or else all but none."""
+        abort = weights_pb2.AbortWeightsRequest(run_id=self._run_id, epoch=self._epoch)
+
+        async def probe(info: ServerInfo) -> ServerInfo | None:
+            async with dial(info.admin_address, token=self._token) as channel:
+                try:
+                    stub = weights_pb2_grpc.WeightServiceStub(channel)
+                    await stub.AbortWeights(abort, timeout=PROBE_SECONDS)
+                except AioRpcError:
+                    return info
+            return None
+
+        async def lose_unreachable() -> int:
+            lost = [info for info in await asyncio.gather(*map(probe, targets)) if info is not None]
+            for info in lost:
+                await self._servers.lose(info.address, f"did not answer after a failed push: {_reason(error)}")
+            return len(lost)
+
+        num_lost = self._background.call(lose_unreachable(), timeout_seconds=PROBE_SECONDS + 10)
+        self.leave()
+        if num_lost == 0:
+            # All answer, yet the push failed: try once more with the first server left out, so that this ends.
+            worst = targets[0]
+            reason = f"push failed though it answers: {_reason(error)}"
+            self._background.call(self._servers.lose(worst.address, reason), timeout_seconds=10)
+
+    def leave(self) -> None:
+        """Ends the group on this side; servers leave theirs when they join the next one."""
+        if self._group is not None:
+            self._group.abort()
+        self._group = self._sender = None
+        members, self._members = self._members, []
+        if members:
+            self._background.call(_close(members), timeout_seconds=10)
+
+    async def _dial(self, targets: tuple[ServerInfo, ...]) -> list[_Member]:
+        members: list[_Member] = []
+        for info in targets:
+            channel = dial(info.admin_address, token=self._token)
+            members.append(_Member(info, channel, weights_pb2_grpc.WeightServiceStub(channel)))
+        return members
+
+    def _all(self, call: Callable[[_Member], Awaitable[object]]) -> list:
+        """Calls every member at once, and waits for all answers."""
+
+        async def calls() -> list:
+            return list(await asyncio.gather(*(call(member) for member in self._members)))
+
+        return self._background.call(calls(), timeout_seconds=self._settings.push_timeout_seconds + 5)
+
+
+async def _close(members: list[_Member]) -> None:
+    for member in members:
+        await member.channel.close()
+
+
+def _own_host(listen_host: str, peer: str) -> str:
+    """The address at which rollout servers reach this machine."""
+    if is_loopback(listen_host) or listen_host not in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not bound
+        return listen_host
+    host, port = peer.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        return str(connection.getsockname()[0])
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, AioRpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__
