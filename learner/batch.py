@@ -10,17 +10,24 @@ from torch import Tensor
 
 from learner.records import ScoredGroup, ScoredRollout
 
+PADDING = -1
+"""Segment of a place that holds no token."""
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows of one forward pass: prompt, completion, then padding on the right.
+    """Rows of one forward pass: a prompt, one or more of its completions, then padding on the right.
 
-    Everything per token stands at the token's own place. Padding needs no attention mask: in a causal model no token
-    sees what comes after it. What counts is told by length, never by id, for a policy can sample the padding token.
+    Completions that share a row share the computation of their prompt; each sees the prompt and itself. Everything
+    per token stands at the token's own place. What is padding is told by place, never by id, for a policy can sample
+    the padding token.
 
     Attributes:
         num_prompt_tokens: Tokens of the shortest prompt; no row has a completion token before this place.
         input_ids: Token ids; 0 on padding.
+        position_ids: Of each token within its own prompt and completion; 0 on padding.
+        segments: 0 on a prompt, 1, 2, ... on its completions, PADDING elsewhere.
+        sources: The place whose output predicts the token: one before, or the end of the prompt.
         completion_mask: 1 on completion tokens, else 0.
         on_policy_mask: 1 on completion tokens that, like all before them, the learner's own version sampled.
         behaviour_logprobs: 0 outside of completions, like the advantages.
@@ -29,10 +36,18 @@ class MicroBatch:
 
     num_prompt_tokens: int
     input_ids: Int64[Tensor, "rows length"]
+    position_ids: Int64[Tensor, "rows length"]
+    segments: Int64[Tensor, "rows length"]
+    sources: Int64[Tensor, "rows length"]
     completion_mask: Float[Tensor, "rows length"]
     on_policy_mask: Float[Tensor, "rows length"]
     behaviour_logprobs: Float[Tensor, "rows length"]
     advantages: Float[Tensor, "rows length"]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether any row holds more than one completion; if none does, plain causal attention is right."""
+        return bool((self.segments > 1).any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +66,31 @@ class RankShare:
 @dataclass(frozen=True, slots=True)
 class _Row:
     prompt: tuple[int, ...]
-    rollout: ScoredRollout
+    rollouts: tuple[ScoredRollout, ...]
 
     @property
     def length(self) -> int:
-        return len(self.prompt) + len(self.rollout.token_ids)
+        return len(self.prompt) + sum(len(rollout.token_ids) for rollout in self.rollouts)
 
 
 def pack(
-    groups: Sequence[ScoredGroup], *, num_ranks: int, tokens_per_micro_batch: int, policy_version: int
+    groups: Sequence[ScoredGroup],
+    *,
+    num_ranks: int,
+    tokens_per_micro_batch: int,
+    tokens_per_shared_row: int,
+    policy_version: int,
 ) -> list[RankShare]:
     """Spreads the rollouts of one step over ranks and micro-batches.
 
-    Rollouts go to ranks longest first, each to the rank with the fewest tokens. Within a rank rows of like length
-    share a micro-batch, so that little is padded.
+    Rows go to ranks longest first, each to the rank with the fewest tokens. Within a rank rows of like length share a
+    micro-batch, so that little is padded.
 
     Args:
-        groups: At least one rollout in all.
+        groups: At least one rollout in all; no prompt is empty.
         num_ranks: How many shares to make.
         tokens_per_micro_batch: Most tokens of a micro-batch, padding included; a longer row is one by itself.
+        tokens_per_shared_row: Completions of a group share a row while it is no longer than this; 0 is never.
         policy_version: The learner's, for `on_policy_mask`.
 
     Returns:
@@ -78,11 +99,12 @@ def pack(
     Raises:
         ValueError: There is no rollout, or a rollout has no token or another number of logprobs.
     """
-    rows = [_Row(group.prompt.token_ids, rollout) for group in groups for rollout in group.rollouts]
-    if not rows:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    if not rollouts:
         raise ValueError("groups has no rollout: must have at least 1")
-    for row in rows:
-        _check(row.rollout)
+    for rollout in rollouts:
+        _check(rollout)
+    rows = [row for group in groups for row in _rows(group, tokens_per_shared_row)]
     rows_of_ranks: list[list[_Row]] = [[] for _ in range(num_ranks)]
     tokens_of_ranks = [0] * num_ranks
     for row in sorted(rows, key=attrgetter("length"), reverse=True):
@@ -91,7 +113,7 @@ def pack(
         tokens_of_ranks[rank] += row.length
     plans = [_cut(rows_of_rank, tokens_per_micro_batch) for rows_of_rank in rows_of_ranks]
     num_micro_batches = max(len(plan) for plan in plans)
-    num_tokens = sum(len(row.rollout.token_ids) for row in rows)
+    num_tokens = sum(len(rollout.token_ids) for rollout in rollouts)
     return [
         RankShare(
             num_tokens,
@@ -113,6 +135,17 @@ def _check(rollout: ScoredRollout) -> None:
         )
 
 
+def _rows(group: ScoredGroup, limit: int) -> list[_Row]:
+    """Fills rows with the group's completions, longest first, up to the limit; one completion may exceed it."""
+    rows: list[_Row] = []
+    for rollout in sorted(group.rollouts, key=lambda rollout: len(rollout.token_ids), reverse=True):
+        if rows and rows[-1].length + len(rollout.token_ids) <= limit:
+            rows[-1] = _Row(rows[-1].prompt, (*rows[-1].rollouts, rollout))
+        else:
+            rows.append(_Row(group.prompt.token_ids, (rollout,)))
+    return rows
+
+
 def _cut(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:
     """Cuts rows, longest first, into runs whose padded size is within the budget."""
     cuts: list[list[_Row]] = []
@@ -125,35 +158,39 @@ def _cut(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:
 
 
 def _micro_batch(rows: Sequence[_Row], policy_version: int) -> MicroBatch:
-    length = max(row.length for row in rows)
-    input_ids: list[tuple[int, ...]] = []
-    floats: list[list[tuple[float, ...]]] = [[], [], [], []]
-    for row in rows:
-        rollout, size = row.rollout, len(row.rollout.token_ids)
-        before, after = len(row.prompt), length - row.length
-        on_policy = _num_on_policy_tokens(rollout, policy_version)
-        input_ids.append((*row.prompt, *rollout.token_ids, *(0,) * after))
-        for column, values in zip(
-            floats,
-            (
-                (1.0,) * size,
-                (1.0,) * on_policy + (0.0,) * (size - on_policy),
-                rollout.behaviour_logprobs,
-                (rollout.advantage,) * size,
-            ),
-            strict=True,
-        ):
-            column.append((0.0,) * before + values + (0.0,) * after)
-    return MicroBatch(
-        min(len(row.prompt) for row in rows),
-        torch.tensor(input_ids, dtype=torch.int64),
-        *(torch.tensor(column, dtype=torch.float32) for column in floats),
-    )
+    shape = (len(rows), max(row.length for row in rows))
+    integers = torch.zeros((4, *shape), dtype=torch.int64)
+    floats = torch.zeros((4, *shape), dtype=torch.float32)
+    integers[2] = PADDING
+    for index, row in enumerate(rows):
+        columns = _columns(row, policy_version)
+        integers[:, index, : row.length] = torch.tensor(columns[:4], dtype=torch.int64)
+        floats[:, index, : row.length] = torch.tensor(columns[4:], dtype=torch.float32)
+    return MicroBatch(min(len(row.prompt) for row in rows), *integers, *floats)
+
+
+def _columns(row: _Row, policy_version: int) -> list[list[int] | list[float]]:
+    """The values of one row, in the order of MicroBatch's tensors."""
+    begin = len(row.prompt)
+    ids, positions, segments, sources = [*row.prompt], [*range(begin)], [0] * begin, [0, *range(begin - 1)]
+    mask, on_policy, logprobs, advantages = ([0.0] * begin for _ in range(4))
+    for segment, rollout in enumerate(row.rollouts, start=1):
+        place, size = len(ids), len(rollout.token_ids)
+        num_on_policy = _num_on_policy_tokens(rollout, policy_version)
+        ids += rollout.token_ids
+        positions += range(begin, begin + size)
+        segments += [segment] * size
+        sources += [begin - 1, *range(place, place + size - 1)]
+        mask += [1.0] * size
+        on_policy += [1.0] * num_on_policy + [0.0] * (size - num_on_policy)
+        logprobs += rollout.behaviour_logprobs
+        advantages += [rollout.advantage] * size
+    return [ids, positions, segments, sources, mask, on_policy, logprobs, advantages]
 
 
 def _empty_micro_batch() -> MicroBatch:
-    nothing = torch.zeros((1, 2), dtype=torch.float32)
-    return MicroBatch(1, torch.zeros((1, 2), dtype=torch.int64), nothing, nothing, nothing, nothing)
+    integers = torch.zeros((4, 1, 2), dtype=torch.int64)
+    return MicroBatch(1, *integers, *torch.zeros((4, 1, 2), dtype=torch.float32))
 
 
 def _num_on_policy_tokens(rollout: ScoredRollout, policy_version: int) -> int:

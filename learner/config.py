@@ -54,7 +54,9 @@ class LearnerSettings(Settings):
     """Global gradient norm above which gradients are scaled down."""
 
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] = 8192
-    """Most tokens, padding included, of one forward pass; a longer rollout gets a micro-batch of its own."""
+    """Most tokens, padding included, of one forward pass; a longer row gets a micro-batch of its own."""
+    tokens_per_shared_row: Annotated[int, Field(ge=0)] = 512
+    """Completions of a group share a row, their prompt computed once, while it is no longer than this; 0 is never."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
     """DeepSpeed ZeRO stage: 1 shards optimizer states, 2 gradients as well, 3 parameters as well."""
     dtype: Literal["fp32", "bf16"] = "fp32"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.batch import MicroBatch, RankShare, pack
+from learner.batch import PADDING, MicroBatch, RankShare, pack
 from learner.records import Prompt, ScoredGroup, ScoredRollout
 
 VERSION = 7
@@ -29,31 +29,33 @@ groups_of_prompts = st.lists(
 
 
 def rows_of(batch: MicroBatch) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], float]]:
-    """Prompt, completion, logprobs and advantage of each row that counts, read back from the tensors."""
+    """Prompt, completion, logprobs and advantage of each rollout, read back from the tensors."""
     rows = []
-    for ids, mask, logprobs, advantages in zip(
-        batch.input_ids.tolist(),
-        batch.completion_mask.tolist(),
-        batch.behaviour_logprobs.tolist(),
-        batch.advantages.tolist(),
-        strict=True,
-    ):
-        places = [place for place, counts in enumerate(mask) if counts]
-        if places:
-            begin, end = places[0], places[-1] + 1
-            assert places == list(range(begin, end))
-            rows.append((tuple(ids[:begin]), tuple(ids[begin:end]), tuple(logprobs[begin:end]), advantages[begin]))
+    for row in range(len(batch.input_ids)):
+        prompt = tuple(batch.input_ids[row][batch.segments[row] == 0].tolist())
+        for segment in range(1, int(batch.segments[row].max()) + 1):
+            places = batch.segments[row] == segment
+            assert batch.completion_mask[row][places].all()
+            completion = tuple(batch.input_ids[row][places].tolist())
+            logprobs = tuple(batch.behaviour_logprobs[row][places].tolist())
+            rows.append((prompt, completion, logprobs, batch.advantages[row][places][0].item()))
     return rows
 
 
-def packed(groups: list[ScoredGroup], *, num_ranks: int = 1, budget: int = 64) -> list[RankShare]:
-    return pack(groups, num_ranks=num_ranks, tokens_per_micro_batch=budget, policy_version=VERSION)
+def packed(groups: list[ScoredGroup], *, num_ranks: int = 1, budget: int = 64, shared: int = 0) -> list[RankShare]:
+    return pack(
+        groups,
+        num_ranks=num_ranks,
+        tokens_per_micro_batch=budget,
+        tokens_per_shared_row=shared,
+        policy_version=VERSION,
+    )
 
 
 @settings(max_examples=30, deadline=None)
-@given(groups_of_prompts, st.integers(1, 4), st.integers(1, 100))
-def test_packing_loses_no_token(groups: list[ScoredGroup], num_ranks: int, budget: int) -> None:
-    shares = packed(groups, num_ranks=num_ranks, budget=budget)
+@given(groups_of_prompts, st.integers(1, 4), st.integers(1, 100), st.integers(0, 60))
+def test_packing_loses_no_token(groups: list[ScoredGroup], num_ranks: int, budget: int, shared: int) -> None:
+    shares = packed(groups, num_ranks=num_ranks, budget=budget, shared=shared)
     rows = [row for share in shares for batch in share.micro_batches for row in rows_of(batch)]
     expected = [
         (one.prompt.token_ids, rolled.token_ids, rolled.behaviour_logprobs, rolled.advantage)
@@ -92,6 +94,40 @@ def test_a_row_longer_than_the_budget_is_a_micro_batch_by_itself() -> None:
 def test_a_rank_without_rollouts_gets_an_empty_micro_batch() -> None:
     shares = packed([group(0, (1,), [(2,), (3,)])], num_ranks=3)
     assert shares[2].micro_batches[0].completion_mask.sum() == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(groups_of_prompts, st.integers(0, 60))
+def test_each_token_has_its_place_in_its_own_sequence(groups: list[ScoredGroup], shared: int) -> None:
+    for batch in packed(groups, shared=shared)[0].micro_batches:
+        for row in range(len(batch.input_ids)):
+            segments, sources = batch.segments[row].tolist(), batch.sources[row].tolist()
+            prompt_end = segments.count(0)
+            for place, segment in enumerate(segments):
+                if segment == PADDING:
+                    continue
+                is_first = place and segments[place - 1] != segment
+                assert sources[place] == (prompt_end - 1 if is_first else max(place - 1, 0))
+                before = segments[:place].count(segment) + (prompt_end if segment else 0)
+                assert batch.position_ids[row, place] == before
+
+
+def test_a_shared_row_holds_the_prompt_once() -> None:
+    (share,) = packed([group(0, (1, 2, 3), [(4, 5), (6,)])], shared=6)
+    (batch,) = share.micro_batches
+    assert batch.is_shared
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5, 6]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 3]]
+    assert batch.sources.tolist() == [[0, 0, 1, 2, 3, 2]]
+    assert batch.completion_mask.tolist() == [[0, 0, 0, 1, 1, 1]]
+
+
+def test_completions_that_do_not_fit_into_a_row_begin_another() -> None:
+    (share,) = packed([group(0, (1, 2, 3), [(4, 5), (6,)])], shared=5)
+    (batch,) = share.micro_batches
+    assert not batch.is_shared
+    assert batch.input_ids.tolist() == [[1, 2, 3, 4, 5], [1, 2, 3, 6, 0]]
+    assert batch.segments.tolist() == [[0, 0, 0, 1, 1], [0, 0, 0, 1, PADDING]]
 
 
 def test_on_policy_tokens_end_where_another_version_begins() -> None:
