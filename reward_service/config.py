@@ -20,8 +20,8 @@ class RewardSettings(Settings):
     """Longest that one item may take; its worker is killed then, and the item gets no reward."""
     start_timeout_seconds: Annotated[float, Field(gt=0, le=600)] = 60.0
     """Longest that a worker may take to start."""
-    worker_memory_bytes: Annotated[int, Field(ge=64 * 2**20)] = 1024 * 2**20
-    """Address space that a worker may take; about 200 MiB are needed to grade at all."""
+    worker_memory_bytes: Annotated[int, Field(ge=128 * 2**20)] = 1024 * 2**20
+    """Address space that a worker may take; it starts with about 80 MiB."""
     max_queued_items: Annotated[int, Field(ge=1)] = 16_384
     """Items accepted and not yet graded; a request beyond is refused as busy."""
     max_completion_chars: Annotated[int, Field(ge=1, le=16_000_000)] = 1_000_000

@@ -70,7 +70,7 @@ def last_boxed(text: str) -> str | None:
     Of boxes directly within each other, the innermost. A box that is never closed is none.
     """
     open_braces: list[re.Match[str] | None] = []
-    last: tuple[int, int, int] | None = None  # where the box begins, its content begins, its content ends
+    box_begin, box_end, content = -1, -1, slice(0)
     for token in _BOX_TOKEN.finditer(text):
         mark = token.group()
         if mark in ("\\\\", "\\{", "\\}"):
@@ -78,15 +78,11 @@ def last_boxed(text: str) -> str | None:
         if mark != "}":
             open_braces.append(token if mark != "{" else None)
         elif open_braces and (box := open_braces.pop()) is not None:
-            is_wrapping = (
-                last is not None
-                and last[0] >= box.end()
-                and not text[box.end() : last[0]].strip()
-                and not text[last[2] + 1 : token.start()].strip()
-            )
-            if not is_wrapping:
-                last = (box.start(), box.end(), token.start())
-    return None if last is None else text[last[1] : last[2]].strip()
+            has_box = box.end() <= box_begin
+            if not has_box or (text[box.end() : box_begin] + text[box_end : token.start()]).strip():
+                content = slice(box.end(), token.start())
+            box_begin, box_end = box.start(), token.end()
+    return text[content].strip() if box_begin >= 0 else None
 
 
 def _depth(text: str) -> int:
