@@ -67,8 +67,8 @@ class EngineDeadError(Exception):
     """The engine has failed for good; the server must end."""
 
 
-class NotStagedError(Exception):
-    """The version to commit is not staged on every worker."""
+class WeightsRefusedError(Exception):
+    """A worker cannot stage or commit in its present state; nothing has changed."""
 
 
 class Engine(Protocol):
@@ -106,7 +106,11 @@ class Engine(Protocol):
         """Leaves the group and frees the staging memory."""
 
     async def begin_staging(self, policy_version: int, *, timeout_seconds: float) -> None:
-        """Lets the workers receive a version in the background."""
+        """Lets the workers receive a version in the background.
+
+        Raises:
+            WeightsRefusedError: The workers are in no group, or in one whose last push has not ended well.
+        """
 
     async def drop_staged(self) -> None:
         """Forgets what is staged."""
@@ -115,7 +119,7 @@ class Engine(Protocol):
         """Serves the staged weights between two steps.
 
         Raises:
-            NotStagedError: Nothing has changed.
+            WeightsRefusedError: The version is not staged on every worker.
             EngineDeadError: The weights are in an unknown state, or the engine has failed.
         """
 

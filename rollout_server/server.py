@@ -4,7 +4,7 @@ import asyncio
 import os
 import uuid
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import structlog
@@ -69,7 +69,7 @@ async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) ->
             model=settings.model,
             tokenizer_fingerprint=fingerprint,
             stop_token_ids=stop_ids,
-            build=version("tandem"),
+            build=_build(),
             admin_address=admin.address,
             instance_id=instance_id,
         )
@@ -93,6 +93,13 @@ async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) ->
         await _run_until_stopped(engine, public, admin, drain_seconds=listen.drain_seconds)
     finally:
         await engine.close()
+
+
+def _build() -> str:
+    try:
+        return version("tandem")
+    except PackageNotFoundError:
+        return "not installed"
 
 
 async def _warm_up(engine: Engine) -> None:

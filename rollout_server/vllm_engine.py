@@ -18,7 +18,7 @@ from rollout_server.engine import (
     EngineProgress,
     EngineSample,
     GroupAddress,
-    NotStagedError,
+    WeightsRefusedError,
 )
 from rollout_server.samples import FinishReason, Sampling, VersionSpan
 from runtime.weights.manifest import WeightManifest
@@ -50,8 +50,10 @@ class VllmEngine:
         self._llm, self._facts, self._stop_token_ids = llm, facts, stop_token_ids
         # Version of every epoch of the scheduler; a resume after a pause begins the next one.
         self._versions = [0]
+        self._version = 0
         self._num_running = 0
-        self._pausing = asyncio.Lock()
+        self._is_paused = False
+        self._has_failed = False
 
     @classmethod
     async def start(cls, settings: RolloutSettings, *, stop_token_ids: tuple[int, ...]) -> "VllmEngine":
@@ -87,7 +89,7 @@ class VllmEngine:
     @property
     def policy_version(self) -> int:
         """The version that tokens sampled from now on are booked under."""
-        return self._versions[-1]
+        return self._version
 
     @property
     def num_running(self) -> int:
@@ -96,8 +98,8 @@ class VllmEngine:
 
     @property
     def is_dead(self) -> bool:
-        """Whether vLLM has failed for good."""
-        return bool(self._llm.errored)
+        """Whether it has failed for good."""
+        return self._has_failed or bool(self._llm.errored)
 
     async def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, *, seed: int | None, progress_every_tokens: int
@@ -171,7 +173,7 @@ class VllmEngine:
 
     async def begin_staging(self, policy_version: int, *, timeout_seconds: float) -> None:
         """Lets the workers receive a version in the background."""
-        await self._workers("tandem_begin", policy_version, timeout_seconds)
+        await self._require("tandem_begin", policy_version, timeout_seconds)
 
     async def drop_staged(self) -> None:
         """Forgets what is staged."""
@@ -179,37 +181,50 @@ class VllmEngine:
 
     async def commit(self, policy_version: int, *, recompute: bool) -> Commit:
         """Serves the staged weights between two steps; see the protocol."""
-        reasons = [reason for reason in await self._workers("tandem_check", policy_version) if reason]
-        if reasons:
-            raise NotStagedError(reasons[0])
-        async with self._pausing:
-            begin = time.perf_counter()
-            await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
+        await self._require("tandem_check", policy_version)
+        was_paused, begin = self._is_paused, time.perf_counter()
+        try:
+            if not was_paused:
+                await self.pause()
             num_kept = self._num_running
-            try:
-                seconds = await self._workers("tandem_apply", policy_version)
-            except Exception as error:  # whatever failed half-way, the weights are neither old nor new
-                raise EngineDeadError(f"applying policy version {policy_version} failed: {error}") from error
+            seconds = await self._workers("tandem_apply", policy_version)
             if recompute:
                 await self._llm.engine_core.call_utility_async("reset_prefix_cache", True)
-            self._versions.append(policy_version)
-            await self._llm.engine_core.resume_scheduler_async()
-            return Commit(time.perf_counter() - begin, max(seconds), num_kept)
+            self._version = policy_version
+            if not was_paused:
+                await self.resume()
+        except BaseException as error:
+            # Whatever ended it half-way: the weights may be neither old nor new, so nothing may be sampled from them.
+            self._has_failed = True
+            if not isinstance(error, Exception):
+                raise
+            raise EngineDeadError(f"applying policy version {policy_version} failed: {error}") from error
+        return Commit(time.perf_counter() - begin, max(seconds), num_kept)
 
     async def pause(self) -> None:
         """Stops sampling; requests are held."""
-        await self._pausing.acquire()
+        self._is_paused = True
         await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
         """Goes on after `pause`."""
-        self._versions.append(self._versions[-1])
+        # Before the scheduler begins the epoch, so that its first token finds its version.
+        self._versions.append(self._version)
         await self._llm.engine_core.resume_scheduler_async()
-        self._pausing.release()
+        self._is_paused = False
 
     async def close(self) -> None:
         """Ends the engine and its processes."""
+        self._has_failed = True
+        if self._llm.output_handler is not None:
+            # It would report the end of the engine as a failure.
+            self._llm.output_handler.cancel()
         await asyncio.to_thread(self._llm.shutdown)
+
+    async def _require(self, method: str, *arguments: Any) -> None:
+        reasons = [reason for reason in await self._workers(method, *arguments) if reason]
+        if reasons:
+            raise WeightsRefusedError(reasons[0])
 
     async def _workers(self, method: str, *arguments: Any) -> list[Any]:
         result: list[Any] = await self._llm.engine_core.collective_rpc_async(method, None, arguments)

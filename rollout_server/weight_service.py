@@ -8,7 +8,7 @@ import structlog
 
 from protos.rollout.v1 import weights_pb2, weights_pb2_grpc
 from rollout_server import metrics
-from rollout_server.engine import Engine, GroupAddress, NotStagedError
+from rollout_server.engine import Engine, GroupAddress, WeightsRefusedError
 from rollout_server.served import ServedWeights
 from runtime.errors import InvalidRequestError, WrongStateError
 from runtime.weights.manifest import WeightManifest
@@ -96,7 +96,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
             try:
                 # A caller that goes away must not end a commit half-way.
                 commit = await asyncio.shield(self._engine.commit(request.policy_version, recompute=recompute))
-            except NotStagedError as error:
+            except WeightsRefusedError as error:
                 metrics.WEIGHT_PUSHES.labels("refused").inc()
                 raise WrongStateError(str(error)) from error
             self._served.lineage, self._served.policy_version = request.run_id, request.policy_version

@@ -38,21 +38,24 @@ class ReadyFile:
             return None
 
 
+_PARENT_WATCH = "parent-watch"
+
+
 def exit_with_parent() -> None:
-    """Kills this process group's member as soon as its present parent has died, so that nothing is left behind.
+    """Kills this process as soon as its present parent has died, so that nothing is left behind; again is no harm.
 
     A thread waits on the parent's pidfd; PR_SET_PDEATHSIG would fire when the parent's *thread* ends.
     """
     parent = os.getppid()
-    if parent <= 1:
+    if parent <= 1 or any(thread.name == _PARENT_WATCH for thread in threading.enumerate()):
         return
+    descriptor = os.pidfd_open(parent)
 
     def watch() -> None:
-        descriptor = os.pidfd_open(parent)
         select.select([descriptor], [], [])
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    threading.Thread(target=watch, name=_PARENT_WATCH, daemon=True).start()
 
 
 async def wait_for_stop_signal() -> signal.Signals:
