@@ -1,4 +1,4 @@
-"""Installs tandem into .venv: looks at the machine first, then runs each stage whose inputs changed since it last ended well.
+"""Installs tandem into .venv: looks at the machine first, then runs every stage whose inputs have changed.
 
 The system's own python3 runs this file, so it uses the standard library alone, and loads on any Python from 3.8 on.
 """
@@ -24,6 +24,7 @@ from typing import Iterator, NoReturn, Sequence
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 LOG = VENV / "install.log"
+PYTHON_NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 PYTHONS = ((3, 12), (3, 11))
 """Supported Python versions, the preferred one first."""
@@ -83,15 +84,11 @@ class Stage:
 
 
 def _pip(*arguments: str) -> tuple[str, ...]:
-    return ("-I", "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--retries", "2", *arguments)
+    return ("-I", "-m", "pip", "install", "--quiet", "--no-deps", "--retries", "2", *arguments)
 
 
 def stages(*, is_dev: bool) -> list[Stage]:
-    """Lists the stages in the order in which they run.
-
-    No bytecode is compiled at installation: most modules are never imported, and those that are get theirs in the
-    import check, which is the last stage.
-    """
+    """Lists the stages in the order in which they run."""
     torch = ("-r", "requirements/torch-cpu.txt")
     result = [
         Stage("build", "pip and setuptools", ("requirements/build.txt",), (_pip("-r", "requirements/build.txt"),)),
@@ -108,7 +105,7 @@ def stages(*, is_dev: bool) -> list[Stage]:
         development = "requirements/dev.txt"
         result.append(Stage("dev", "tools for checks and tests", (development,), (_pip("-r", development),)))
     lists = ("requirements/torch-cpu.txt", "requirements/cpu.txt")
-    result.append(Stage("imports", "first imports", lists, (("-c", IMPORT_CHECK),)))
+    result.append(Stage("imports", "check of the imports", lists, (("-c", IMPORT_CHECK),)))
     return result
 
 
@@ -148,7 +145,7 @@ def find_obstacle(machine: Machine) -> str | None:
 
 
 def memory_bytes(*, meminfo: str, cgroup_limit: str) -> int:
-    """Returns the memory to count on, from the texts of /proc/meminfo and of the cgroup's memory.max ("max": no limit)."""
+    """Returns the memory to count on, from the texts of /proc/meminfo and the cgroup's memory.max ("max": no limit)."""
     total = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
     installed = int(total.group(1)) * 1024 if total else 0
     return min(installed, int(cgroup_limit)) if cgroup_limit.strip().isdigit() else installed
@@ -209,7 +206,7 @@ def fail(line: str) -> NoReturn:
 
 
 def run_with_clock(title: str, command: Sequence[str]) -> int:
-    """Runs a command with its output in the log and, on a terminal, a clock beside the title; returns its exit status."""
+    """Runs a command, its output in the log and, on a terminal, a clock beside the title; returns its exit status."""
     started = time.monotonic()
     with LOG.open("ab") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
@@ -239,12 +236,17 @@ def run_stage(stage: Stage) -> None:
     print(f"  {stage.title}: {time.monotonic() - started:.1f} s", flush=True)
 
 
+def has_venv() -> bool:
+    """Says whether .venv is of this Python version and was made here; one copied along would start the old clone."""
+    pip = VENV / "bin" / "pip"
+    return (VENV / "bin" / PYTHON_NAME).exists() and pip.is_file() and str(VENV) in pip.read_text()
+
+
 def make_venv() -> None:
-    """Makes the virtual environment, anew where one of another Python version stands."""
-    name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    if (VENV / "bin" / name).exists() and (VENV / "bin" / "pip").exists():
+    """Makes the virtual environment, in place of an unusable one."""
+    if has_venv():
         return
-    print(f"  virtual environment of {name} in .venv", flush=True)
+    print(f"  virtual environment of {PYTHON_NAME} in .venv", flush=True)
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True, check=False
     )
@@ -275,9 +277,9 @@ def main(arguments: Sequence[str]) -> None:
     if sys.version_info[:2] not in PYTHONS:
         other = find_python()
         if other:
-            os.execv(other, [other, __file__, *arguments])
+            os.execv(other, [other, __file__, *arguments])  # noqa: S606 -- no shell is wanted
     with only_one():
-        if (VENV / "bin" / "tandem").exists() and all(stage.is_done() for stage in stages(is_dev=is_dev)):
+        if has_venv() and all(stage.is_done() for stage in stages(is_dev=is_dev)):
             return
         obstacle = find_obstacle(read_machine())
         if obstacle:

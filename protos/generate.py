@@ -25,7 +25,7 @@ def generate(output: Path) -> None:
             f"--python_out={output}",
             f"--pyi_out={output}",
             f"--grpc_python_out={output}",
-            # grpcio-tools types the messages only; mypy-protobuf types stubs and servicers, which mypy needs to check RPCs.
+            # grpcio-tools types messages only; stubs and servicers get their types from mypy-protobuf.
             f"--plugin=protoc-gen-mypy_grpc={Path(sys.executable).parent / 'protoc-gen-mypy_grpc'}",
             f"--mypy_grpc_out=quiet:{output}",
             *sources,
