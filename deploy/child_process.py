@@ -28,14 +28,14 @@ class ChildSpec:
         arguments: What follows the Python interpreter; `--ready-file` and `--exit-with-parent` are appended.
         environment: Variables on top of those of the parent.
         log_file: What the process prints is appended to it.
-        start_timeout_seconds: How long it may take until its ready file is there.
+        start_timeout_seconds: How long it may take until its ready file is there; None if it never writes one.
     """
 
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     log_file: Path
-    start_timeout_seconds: float
+    start_timeout_seconds: float | None
 
 
 class ChildProcess:

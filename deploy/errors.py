@@ -7,3 +7,9 @@ class UserError(Exception):
 
 class RunFailedError(Exception):
     """A run that had begun could not go on: what ended, where its log is, how to resume; exit code 1."""
+
+
+def first_cause(group: ExceptionGroup[Exception]) -> Exception:
+    """The first error of a task group, whatever groups it lies in; what it cancelled besides is its consequence."""
+    first = group.exceptions[0]
+    return first_cause(first) if isinstance(first, ExceptionGroup) else first

@@ -81,6 +81,13 @@ class ServiceSupervisor:
         if self._child is not None and self._child.is_running:
             await self._child.stop(grace_seconds=grace_seconds)
 
+    async def node_address(self) -> str:
+        """The address of this node, as others reach it."""
+        import ray
+
+        address: str = ray.util.get_node_ip_address()
+        return address
+
     async def free_port(self) -> int:
         """A port of this node that is free now; for the rendezvous of ranks, which cannot choose one themselves."""
         with socket.socket() as probe:
@@ -94,10 +101,10 @@ class ServiceSupervisor:
         if self._stopping.is_set():
             return state
         child = self._child = ChildProcess(spec)
-        ready = await child.wait_until_ready()
+        ready = None if spec.start_timeout_seconds is None else await child.wait_until_ready()
         if ready is not None:
             await self._change(replace(state, phase=ServicePhase.READY, ready=ready))
-        elif child.is_running:
+        elif spec.start_timeout_seconds is not None and child.is_running:
             await child.stop(grace_seconds=0)
             state = replace(state, reason=f"did not serve within {spec.start_timeout_seconds:g} s")
         returncode = await child.wait()

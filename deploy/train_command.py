@@ -1,0 +1,127 @@
+"""`tandem train`: the main job in one command."""
+
+import asyncio
+import os
+import shlex
+import signal
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from deploy.data import load_problems
+from deploy.errors import RunFailedError, UserError
+from deploy.live_table import make_display
+from deploy.local_ray import ray_cluster
+from deploy.placement import Bundle, ClusterFacts, plan_placement
+from deploy.run_file import RunConfig, dump_toml, load_run_file
+from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
+
+TINY = "tiny"
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | None, is_dry_run: bool) -> int:
+    """Trains as a run file says, or goes on with an earlier run.
+
+    Args:
+        run_file: The settings; may be left out with `resume`.
+        overrides: Settings that count more than the file's, as text by dotted key.
+        resume: Folder of the run to go on with, or `latest`; None for a new run.
+        is_dry_run: Print the settings and the placement, and start nothing.
+
+    Returns:
+        The exit code: 0, or 130 if it was interrupted.
+
+    Raises:
+        UserError: A setting, a file or a folder is unusable.
+        RunFailedError: The run began and could not go on.
+    """
+    begin = time.monotonic()
+    console = Console()
+    earlier, config = _settings(run_file, overrides, resume=resume)
+    load_problems(config.data, seed=config.run.seed)
+    if is_dry_run:
+        _print_plan(config, console=console)
+        return 0
+    # Until the event loop takes them over, SIGTERM means the same as Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        config = _with_model(config)
+        folder = earlier or make_run_folder(config, now=datetime.now(UTC))
+        folder.config_file.write_text(dump_toml(config), encoding="utf-8")
+        return _train(config, folder, is_resumed=earlier is not None, console=console, begin=begin)
+    except KeyboardInterrupt:
+        console.print("stopped before training began", highlight=False)
+        return _INTERRUPTED
+
+
+def _settings(
+    run_file: Path | None, overrides: Mapping[str, str], *, resume: str | None
+) -> tuple[RunFolder | None, RunConfig]:
+    if resume is None:
+        if run_file is None:
+            raise UserError(
+                "train: name a run file, as in `tandem train deploy/runs/tiny.toml`, or --resume RUN_FOLDER"
+            )
+        return None, load_run_file(run_file, overrides)
+    if run_file is not None:
+        raise UserError(
+            f"train: {run_file} and --resume {resume}: a resumed run has its own settings; name one of both"
+        )
+    runs = load_run_file(None, {key: text for key, text in overrides.items() if key == "run.folder"}).run.folder
+    folder = find_run_folder(resume, runs=Path(runs).expanduser())
+    return folder, load_run_file(folder.config_file, overrides)
+
+
+def _with_model(config: RunConfig) -> RunConfig:
+    """Fills in the folder of the model that servers and learner load; the tiny one is made where it is missing."""
+    if config.model.source == TINY:
+        from deploy.tiny_model import ensure_tiny_model
+
+        model = ensure_tiny_model(cache_folder=Path(config.model.cache_folder).expanduser(), seed=config.run.seed)
+    else:
+        model = Path(config.model.source).expanduser()
+        if not (model / "config.json").is_file():
+            raise UserError(f"model.source = {config.model.source}: is no model folder, it has no config.json")
+    rollout = config.rollout.model_copy(update={"model": str(model.absolute())})
+    return config.model_copy(update={"rollout": rollout})
+
+
+def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: Console, begin: float) -> int:
+    from deploy.report import print_report, write_report
+    from deploy.train_run import TrainRun, run_until_signal
+
+    resume = f"go on with: tandem train --resume {shlex.quote(os.path.relpath(folder.path))}"
+    try:
+        with make_display(console, num_steps=config.learner.num_steps) as display:
+            display.note(f"run folder: {os.path.relpath(folder.path)}")
+            display.phase("starting Ray")
+            with ray_cluster(config.ray) as facts:
+                bundles = plan_placement(config, facts)
+                run = TrainRun(config, folder=folder, bundles=bundles, is_resumed=is_resumed, display=display)
+                is_complete = asyncio.run(run_until_signal(run.run()))
+                display.phase("stopping Ray")
+            display.phase("")
+    except RunFailedError as error:
+        raise RunFailedError(f"{error}; {resume}") from error
+    if not is_complete:
+        console.print(f"stopped; {resume}", highlight=False, soft_wrap=True)
+        return _INTERRUPTED
+    report = write_report(folder, seconds_total=time.monotonic() - begin)
+    print_report(report, folder=Path(os.path.relpath(folder.path)), console=console)
+    return 0
+
+
+def _print_plan(config: RunConfig, *, console: Console) -> None:
+    cores = config.ray.num_cpus or len(os.sched_getaffinity(0))
+    console.print(dump_toml(config), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"# Placement, if the cluster is this machine with {cores} cores:", highlight=False)
+    for bundle in plan_placement(config, ClusterFacts(num_cpus=cores, num_gpus=0)):
+        console.print(_plan_line(bundle), highlight=False)
+
+
+def _plan_line(bundle: Bundle) -> str:
+    return f"# {bundle.name}: {bundle.num_cpus:g} cores, {bundle.num_gpus:g} GPUs"
