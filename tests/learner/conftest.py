@@ -2,4 +2,4 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook(["learner.loss", "learner.batch"], "beartype.beartype")
+install_import_hook(["learner.batch", "learner.logprobs", "learner.loss"], "beartype.beartype")
