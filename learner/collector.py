@@ -7,13 +7,14 @@ after a push; `take` for groups, which `_collect` delivers.
 
 import asyncio
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from learner import metrics
 from learner.advantage import group_advantages
+from learner.background import Background
 from learner.config import LearnerSettings
 from learner.ledger import Ledger, SampleText
 from learner.prompts import PromptSource
@@ -37,7 +38,7 @@ SMALLEST_GROUP = 2
 
 
 class Collector:
-    """`run` belongs to the event loop; `take`, `release` and `set_version` are the main thread's."""
+    """Collecting belongs to the event loop; the public methods are the main thread's."""
 
     def __init__(
         self,
@@ -57,10 +58,28 @@ class Collector:
         self._ready: deque[ScoredGroup] = deque()
         self._delivered = threading.Condition()
         self._failure: BaseException | None = None
-        self.ends: Counter[tuple[str, str]] = Counter()
+        self._background: Background | None = None
+        self._task: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Collects until it is cancelled."""
+    def start(self, background: Background) -> None:
+        """Begins to collect; once it has begun, nothing happens."""
+        if self._background is None:
+            self._background = background
+            background.submit(self._collect_forever())
+
+    def stop(self) -> None:
+        """Ends collecting; samples in flight are aborted on their servers, and stay open in the ledger."""
+
+        async def cancel() -> None:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=5)
+
+        if self._background is not None:
+            self._background.call(cancel(), timeout_seconds=10)
+
+    async def _collect_forever(self) -> None:
+        self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -206,7 +225,6 @@ class Collector:
         if not ids:
             return
         (self._ledger.end_failed if end == "failed" else self._ledger.end_dropped)(ids, reason=reason)
-        self.ends[end, reason] += len(ids)
         metrics.SAMPLES.labels(end, reason).inc(len(ids))
 
 

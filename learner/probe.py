@@ -1,15 +1,19 @@
 """The proof, after a push, that learner and servers mean the same weights: logprobs of a few fresh samples compared."""
 
 import concurrent.futures
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from learner.background import Background
 from learner.batch import MicroBatch, pack
 from learner.config import LearnerSettings
+from learner.loss import max_logprob_difference
+from learner.ranks import Leader
 from learner.records import Prompt, ScoredGroup, ScoredRollout
 from learner.servers import ServerBook
 from rollout_server.client import GroupRequest, Rollout, RolloutError, Sampling
+from runtime.problems.problem import Problem
 
 log = structlog.get_logger()
 
@@ -21,14 +25,21 @@ class Probe:
     """Asks for samples of one fixed prompt under exactly one version, while the main thread does something else."""
 
     def __init__(
-        self, *, background: Background, servers: ServerBook, prompt: Prompt, settings: LearnerSettings
+        self,
+        *,
+        background: Background,
+        servers: ServerBook,
+        problem: Problem,
+        encode: Callable[[str], Sequence[int]],
+        settings: LearnerSettings,
     ) -> None:
-        self._background, self._servers, self._prompt, self._settings = background, servers, prompt, settings
+        self._background, self._servers, self._settings = background, servers, settings
+        self._prompt = Prompt("probe", 0, problem.problem_id, tuple(encode(problem.prompt)), problem.answer)
         self._asked: concurrent.futures.Future[list[Rollout]] | None = None
         self._version = 0
 
     def ask(self, policy_version: int) -> None:
-        """Asks for samples of this version; `micro_batch` waits for them."""
+        """Asks for samples of this version; `max_difference` waits for them."""
         sampling = self._settings.sampling
         request = GroupRequest(
             f"probe-{policy_version}",
@@ -43,8 +54,17 @@ class Probe:
             )
         )
 
-    def micro_batch(self) -> MicroBatch | None:
-        """The samples asked for, as one micro-batch; None if they could not be had."""
+    def max_difference(self, leader: Leader) -> float | None:
+        """Largest difference between learner's and server's logprobs of the samples asked for; None without any."""
+        micro_batch = self._micro_batch()
+        if micro_batch is None:
+            return None
+        difference = max_logprob_difference(
+            leader.logprobs(micro_batch), micro_batch.behaviour_logprobs, micro_batch.on_policy_mask
+        ).item()
+        return difference if difference >= 0 else None
+
+    def _micro_batch(self) -> MicroBatch | None:
         if self._asked is None:
             return None
         asked, self._asked = self._asked, None
@@ -70,5 +90,11 @@ class Probe:
                 for rollout in rollouts
             ),
         )
-        (share,) = pack([group], num_ranks=1, tokens_per_micro_batch=1 << 30, policy_version=self._version)
+        (share,) = pack(
+            [group],
+            num_ranks=1,
+            tokens_per_micro_batch=1 << 30,
+            tokens_per_shared_row=0,
+            policy_version=self._version,
+        )
         return share.micro_batches[0]

@@ -2,13 +2,17 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
 
 from learner import metrics
+from learner.ledger import LedgerCounts
+from learner.policy import UpdateReport
 from learner.records import ScoredGroup
 
 log = structlog.get_logger()
@@ -40,8 +44,6 @@ class StepRecord:
     mismatch_kl: float
     max_logprob_difference: float | None
     """Learner's against server's logprobs of the same weights; None if no token could be compared."""
-    is_skipped: bool
-    """The loss or a gradient was not finite: nothing was updated."""
     wait_seconds: float
     train_seconds: float
     push_seconds: float
@@ -82,6 +84,63 @@ class GroupFigures:
         )
 
 
+class StepClock:
+    """Gathers what a step's record needs while the step goes on."""
+
+    def __init__(self) -> None:
+        self.stopped_seconds = 0.0
+        self.max_logprob_difference: float | None = None
+        self.figures: GroupFigures | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begins a step."""
+        self._begin = time.monotonic()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Books the time inside under a phase."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] += time.monotonic() - begin
+
+    def record(self, report: UpdateReport, counts: LedgerCounts) -> StepRecord:
+        """The record of the step that ends now."""
+        assert self.figures is not None, "a step has groups"
+        figures, seconds = self.figures, time.monotonic() - self._begin
+        return StepRecord(
+            step=report.policy_version,
+            policy_version=report.policy_version,
+            time_unix=time.time(),
+            reward_mean=figures.reward_mean,
+            accuracy=figures.accuracy,
+            num_rollouts=figures.num_rollouts,
+            tokens=figures.tokens,
+            tokens_per_second=figures.tokens / seconds,
+            response_tokens_mean=figures.tokens / figures.num_rollouts,
+            staleness_mean=figures.staleness_mean,
+            staleness_max=figures.staleness_max,
+            loss=report.loss,
+            grad_norm=report.grad_norm,
+            learning_rate=report.learning_rate,
+            clip_share=report.clip_share,
+            truncated_share=report.truncated_share,
+            mismatch_kl=report.mismatch_kl,
+            max_logprob_difference=self.max_logprob_difference,
+            wait_seconds=self._seconds["wait"],
+            train_seconds=self._seconds["train"],
+            push_seconds=self._seconds["push"],
+            stopped_seconds=self.stopped_seconds,
+            checkpoint_seconds=self._seconds["checkpoint"],
+            step_seconds=seconds,
+            samples_issued=counts.issued,
+            samples_dropped=sum(counts.dropped.values()) + sum(counts.failed.values()),
+        )
+
+
 class RunLog:
     """Appends to metrics.jsonl; what an earlier incarnation wrote after its last checkpoint is cut off first."""
 
@@ -109,8 +168,6 @@ class RunLog:
         metrics.TOKENS.inc(record.tokens)
         if record.max_logprob_difference is not None:
             metrics.LOGPROB_DIFFERENCE.set(record.max_logprob_difference)
-        if record.is_skipped:
-            metrics.NONFINITE_STEPS.inc()
         for phase in ("wait", "train", "push", "checkpoint"):
             metrics.STEP_SECONDS.labels(phase).observe(getattr(record, f"{phase}_seconds"))
         log.info(

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -9,6 +10,8 @@ from learner.servers import ServerBook, ServerKind
 from protos.learner.v1 import learner_pb2, learner_pb2_grpc
 from rollout_server.client import FleetMismatchError, RolloutUnavailableError
 from runtime.errors import InvalidRequestError, UnavailableError, WrongStateError
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 _KINDS = {
     learner_pb2.SERVER_KIND_ROLLOUT: ServerKind.ROLLOUT,
@@ -44,8 +47,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
     def __init__(self, servers: ServerBook, status: RunStatus) -> None:
         self._servers, self._status = servers, status
 
-    async def RegisterServer(  # noqa: N802 - the names are gRPC's
-        self, request: learner_pb2.RegisterServerRequest, context: grpc.aio.ServicerContext
+    async def RegisterServer(
+        self, request: learner_pb2.RegisterServerRequest, context: Context
     ) -> learner_pb2.RegisterServerResponse:
         """Takes a server in."""
         if request.kind not in _KINDS:
@@ -61,8 +64,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             raise UnavailableError(str(error)) from error
         return learner_pb2.RegisterServerResponse(run_id=self._status.run_id)
 
-    async def ListServers(  # noqa: N802
-        self, request: learner_pb2.ListServersRequest, context: grpc.aio.ServicerContext
+    async def ListServers(
+        self, request: learner_pb2.ListServersRequest, context: Context
     ) -> learner_pb2.ListServersResponse:
         """Lists the servers."""
         servers = [
@@ -77,8 +80,8 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         ]
         return learner_pb2.ListServersResponse(servers=servers)
 
-    async def GetStatus(  # noqa: N802
-        self, request: learner_pb2.GetStatusRequest, context: grpc.aio.ServicerContext
+    async def GetStatus(
+        self, request: learner_pb2.GetStatusRequest, context: Context
     ) -> learner_pb2.GetStatusResponse:
         """Says how far the run is."""
         status = self._status
@@ -91,15 +94,15 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
             samples_issued=status.samples_issued,
         )
 
-    async def RequestCheckpoint(  # noqa: N802
-        self, request: learner_pb2.RequestCheckpointRequest, context: grpc.aio.ServicerContext
+    async def RequestCheckpoint(
+        self, request: learner_pb2.RequestCheckpointRequest, context: Context
     ) -> learner_pb2.RequestCheckpointResponse:
         """Asks for a checkpoint after the step in progress."""
         self._status.checkpoint.set()
         return learner_pb2.RequestCheckpointResponse(step=self._status.next_step)
 
-    async def Stop(  # noqa: N802
-        self, request: learner_pb2.StopRequest, context: grpc.aio.ServicerContext
+    async def Stop(
+        self, request: learner_pb2.StopRequest, context: Context
     ) -> learner_pb2.StopResponse:
         """Ends the run after the step in progress."""
         self._status.stop.set()

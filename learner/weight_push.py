@@ -10,9 +10,11 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 import torch
+import torch.distributed as dist
 from grpc.aio import AioRpcError, Channel
 
 from learner import metrics
@@ -25,12 +27,14 @@ from runtime.credentials import is_loopback
 from runtime.dialling import dial
 from runtime.weights.group import WeightGroup, open_store
 from runtime.weights.manifest import WeightManifest
-from runtime.weights.sender import WeightSender, WeightsDifferError
+from runtime.weights.sender import WeightsDifferError, WeightSender
 
 log = structlog.get_logger()
 
 PROBE_SECONDS = 5.0
 """How long a server may take to answer when it is asked whether it is still there after a failed push."""
+
+T = TypeVar("T")
 
 Tensors = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 """Yields name and full tensor of everything in the manifest, in its order; called once a try."""
@@ -55,7 +59,7 @@ class PushReport:
 class _Member:
     info: ServerInfo
     channel: Channel
-    stub: weights_pb2_grpc.WeightServiceStub
+    stub: "weights_pb2_grpc.WeightServiceAsyncStub"
 
 
 class WeightPush:
@@ -79,7 +83,8 @@ class WeightPush:
         self._group: WeightGroup | None = None
         self._sender: WeightSender | None = None
         self._store_host = settings.listen.host
-        self._store = self._store_port = None
+        self._store: dist.TCPStore | None = None
+        self._store_port = 0
 
     def push(self, tensors: Tensors, *, policy_version: int) -> PushReport:
         """Pushes a version to every server that is registered.
@@ -135,8 +140,8 @@ class WeightPush:
                 )
             )
             first_rank += info.num_weight_ranks
-        answers = iter(requests)
-        self._all(lambda member: member.stub.JoinGroup(next(answers), timeout=timeout))
+        unsent = iter(requests)
+        self._all(lambda member: member.stub.JoinGroup(next(unsent), timeout=timeout))
         self._group = WeightGroup.join(
             self._store,
             name=f"weights/{self._run_id}/{self._epoch}",
@@ -222,10 +227,10 @@ class WeightPush:
             members.append(_Member(info, channel, weights_pb2_grpc.WeightServiceStub(channel)))
         return members
 
-    def _all(self, call: Callable[[_Member], Awaitable[object]]) -> list:
+    def _all(self, call: Callable[[_Member], Awaitable[T]]) -> list[T]:
         """Calls every member at once, and waits for all answers."""
 
-        async def calls() -> list:
+        async def calls() -> list[T]:
             return list(await asyncio.gather(*(call(member) for member in self._members)))
 
         return self._background.call(calls(), timeout_seconds=self._settings.push_timeout_seconds + 5)
