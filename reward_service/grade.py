@@ -8,7 +8,7 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
-from reward_service.outcome import MAX_EXTRACTED_CHARS, MAX_REASON_CHARS, AnswerLimits, Grade, Outcome
+from reward_service.outcome import MAX_EXTRACTED_CHARS, MAX_REASON_CHARS, AnswerLimits, Grade, Item, Outcome
 
 # LaTeX only: math-verify reads its plain-text forms with sympy's parse_expr, which evaluates what it is given.
 _PARSED_FORMS = (LatexExtractionConfig(),)
@@ -23,32 +23,38 @@ _NUMBERS_APART = re.compile(r"[+-]?[0-9.]+(?:\s+[0-9.]+)+")
 _MAX_FAST_CHARS = 1_000
 
 
-def grade(*, reward_function: str, completion: str, reference_answer: str, limits: AnswerLimits) -> Grade:
-    """Grades one completion.
+def grade_at_sight(item: Item, limits: AnswerLimits) -> Grade | None:
+    """The grade of an item that needs no parser, in microseconds; None where `grade` must be asked."""
+    return _math_at_sight(item, limits) if item.reward_function == "math" else None
 
-    Nothing bounds the time and memory that this takes but the worker around it.
 
-    Args:
-        reward_function: One of `outcome.REWARD_FUNCTIONS`.
-        completion: The text that the model wrote.
-        reference_answer: The right answer, as text or LaTeX.
-        limits: Sizes beyond which an answer is not parsed.
+def grade(item: Item, limits: AnswerLimits) -> Grade:
+    """Grades one item; nothing bounds the time and memory that this takes but the worker around it.
 
     Returns:
         The grade; ERROR, never a zero reward, if the grader itself fails.
     """
     try:
-        return _FUNCTIONS[reward_function](completion, reference_answer, limits)
+        return _FUNCTIONS[item.reward_function](item, limits)
     # Whatever math-verify and sympy raise on an answer means the same to the caller: no verdict.
     except Exception as error:  # noqa: BLE001
         return Grade(Outcome.ERROR, None, reason=f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS])
 
 
-def grade_math(completion: str, reference_answer: str, limits: AnswerLimits) -> Grade:
+def grade_math(item: Item, limits: AnswerLimits) -> Grade:
     """1 if the last complete box holds the reference answer, 0 if not, or if there is none or it cannot be read."""
-    if len(completion) > limits.max_completion_chars:
-        return _unparsable(f"the completion has {len(completion)} characters, more than {limits.max_completion_chars}")
-    answer = last_boxed(completion)
+    at_sight = _math_at_sight(item, limits)
+    return at_sight or _grade_by_parsing(last_boxed(item.completion) or "", _reference(item))
+
+
+_FUNCTIONS: dict[str, Callable[[Item, AnswerLimits], Grade]] = {"math": grade_math}
+
+
+def _math_at_sight(item: Item, limits: AnswerLimits) -> Grade | None:
+    num_chars = len(item.completion)
+    if num_chars > limits.max_completion_chars:
+        return _unparsable(f"the completion has {num_chars} characters, more than {limits.max_completion_chars}")
+    answer = last_boxed(item.completion)
     if not answer:
         reason = "no complete \\boxed{}" if answer is None else "the \\boxed{} is empty"
         return Grade(Outcome.NO_ANSWER, 0.0, reason=reason, parts={"math": 0.0})
@@ -56,12 +62,15 @@ def grade_math(completion: str, reference_answer: str, limits: AnswerLimits) -> 
         return _unparsable(f"the answer has {len(answer)} characters, more than {limits.max_answer_chars}", answer)
     if _depth(answer) > limits.max_answer_depth:
         return _unparsable(f"the answer's brackets are nested deeper than {limits.max_answer_depth}", answer)
-    reference = last_boxed(reference_answer) or reference_answer
-    is_equal = _equal_at_sight(answer, reference)
-    return _grade_by_parsing(answer, reference) if is_equal is None else _verdict(is_equal, answer)
+    # math-verify adds such numbers: "12 3" would equal 15.
+    if _NUMBERS_APART.fullmatch(answer):
+        return _unparsable("the answer is several numbers", answer)
+    is_equal = _equal_at_sight(answer, _reference(item))
+    return None if is_equal is None else _verdict(is_equal, answer)
 
 
-_FUNCTIONS: dict[str, Callable[[str, str, AnswerLimits], Grade]] = {"math": grade_math}
+def _reference(item: Item) -> str:
+    return last_boxed(item.reference_answer) or item.reference_answer
 
 
 def last_boxed(text: str) -> str | None:
@@ -130,8 +139,7 @@ def _rational(text: str) -> Fraction | None:
 
 
 def _grade_by_parsing(answer: str, reference: str) -> Grade:
-    # math-verify adds the two: "12 3" would equal 15.
-    parsed_answer = [] if _NUMBERS_APART.fullmatch(answer) else _parsed(answer)
+    parsed_answer = _parsed(answer)
     if not parsed_answer:
         return _unparsable("the answer cannot be read as mathematics", answer)
     parsed_reference = _parsed_reference(reference)

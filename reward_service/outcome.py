@@ -32,6 +32,18 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Item:
+    """What is graded."""
+
+    reward_function: str
+    """One of REWARD_FUNCTIONS."""
+    completion: str
+    """The text that the model wrote."""
+    reference_answer: str
+    """The right answer, as text or LaTeX."""
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerLimits:
     """Sizes beyond which an answer is not parsed; the parser's time and memory grow without bound in them."""
 

@@ -1,11 +1,12 @@
 """A pool of worker processes that no item can hurt: whatever holds a worker past the deadline is alone charged.
 
-A worker is handed a few items at once, so that it never waits for the event loop, and answers them one by one. The item
-in hand has `timeout_seconds`; then its worker is killed and replaced. Long before that, the items that wait behind it
-go back to the queue, for the other workers. Grading has no effects, so an item that is graded twice does no harm.
+A worker is handed a chunk of items, answers at once what needs no parser, and then item by item. The item in hand has
+`timeout_seconds`; then its worker is killed and replaced. Long before that, the items that wait behind it go back to
+the queue, for the other workers. Grading has no effects, so an item that is graded twice does no harm.
 """
 
 import asyncio
+import contextlib
 import math
 import random
 from collections import deque
@@ -17,13 +18,13 @@ import structlog
 
 from reward_service import metrics
 from reward_service.config import RewardSettings
-from reward_service.outcome import Grade, Outcome
-from reward_service.worker_process import Item, WorkerLostError, WorkerProcess
+from reward_service.outcome import Grade, Item, Outcome
+from reward_service.worker_process import WorkerLostError, WorkerProcess
 from runtime.errors import BusyError, UnavailableError
 
 log = structlog.get_logger()
 
-MAX_CHUNK_ITEMS = 16
+MAX_CHUNK_ITEMS = 64
 """Most items that a worker holds."""
 PATIENCE_SECONDS = 0.1
 """How long items wait behind the one in hand before they go back to the queue."""
@@ -170,59 +171,62 @@ class WorkerPool:
             chunk = await self._take_chunk(worker)
             if not chunk:
                 return "died"
-            worker.send([job.item for job in chunk])
+            worker.send([job.item for job in chunk.values()])
             while chunk:
-                reason = await self._await_answer(worker, chunk)
+                reason = await self._await_answers(worker, chunk)
                 if reason is not None:
-                    self._enqueue_again(chunk)
+                    self._enqueue_again(chunk.values())
                     return reason
 
-    async def _take_chunk(self, worker: WorkerProcess) -> deque[_Job]:
-        """Waits for items and takes a fair share of them; none only if the worker has ended meanwhile."""
+    async def _take_chunk(self, worker: WorkerProcess) -> dict[int, _Job]:
+        """Waits for items and takes a fair share of them, numbered; none only if the worker has ended meanwhile."""
         while not worker.has_ended:
             share = min(MAX_CHUNK_ITEMS, math.ceil(len(self._queue) / self._settings.num_workers))
-            chunk: deque[_Job] = deque()
+            chunk: dict[int, _Job] = {}
             while self._queue and len(chunk) < share:
                 job = self._queue.popleft()
                 job.is_queued = False
                 if not job.future.done():
-                    chunk.append(job)
+                    chunk[len(chunk)] = job
             if chunk:
                 return chunk
             if not self._queue:
                 self._arrived.clear()
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(IDLE_CHECK_SECONDS):
                         await self._arrived.wait()
-                except TimeoutError:
-                    continue
-        return deque()
+        return {}
 
-    async def _await_answer(self, worker: WorkerProcess, chunk: deque[_Job]) -> str | None:
-        """Waits for the answer to the chunk's first item and takes it off; returns why the worker is lost, if it is."""
+    async def _await_answers(self, worker: WorkerProcess, chunk: dict[int, _Job]) -> str | None:
+        """Waits for answers and takes their items off the chunk; returns why the worker is lost, if it is."""
         timeout_seconds = self._settings.timeout_seconds
         patience = min(PATIENCE_SECONDS, timeout_seconds)
-        job = chunk[0]
+        in_hand = next(iter(chunk))
         try:
             try:
-                answer = await worker.receive(timeout_seconds=patience)
+                answers = await worker.receive(timeout_seconds=patience)
             except TimeoutError:
-                self._enqueue_again(list(chunk)[1:])
-                answer = await worker.receive(timeout_seconds=timeout_seconds - patience)
+                self._enqueue_again(job for index, job in chunk.items() if index != in_hand)
+                answers = await worker.receive(timeout_seconds=timeout_seconds - patience)
         except TimeoutError:
-            chunk.popleft()
             metrics.GRADE_SECONDS.observe(timeout_seconds)
-            job.finish(Grade(Outcome.TIMED_OUT, None, reason=f"not graded within {timeout_seconds:g} s"))
+            reason = f"not graded within {timeout_seconds:g} s"
+            chunk.pop(in_hand).finish(Grade(Outcome.TIMED_OUT, None, reason=reason))
             return "timed_out"
         except WorkerLostError:
-            job.num_deaths += 1
-            if job.num_deaths >= MAX_DEATHS:
-                job.finish(Grade(Outcome.ERROR, None, reason=f"{job.num_deaths} workers died while they graded it"))
+            self._note_death(chunk[in_hand])
             return "died"
-        chunk.popleft()
-        metrics.GRADE_SECONDS.observe(answer.seconds)
-        job.finish(answer.grade)
+        for answer in answers:
+            metrics.GRADE_SECONDS.observe(answer.seconds)
+            chunk.pop(answer.index).finish(answer.grade)
         return None
+
+    @staticmethod
+    def _note_death(job: _Job) -> None:
+        job.num_deaths += 1
+        if job.num_deaths >= MAX_DEATHS:
+            reason = f"{job.num_deaths} workers died while they graded it"
+            job.finish(Grade(Outcome.ERROR, None, reason=reason))
 
     def _enqueue(self, jobs: Iterable[_Job]) -> None:
         for job in jobs:
@@ -230,9 +234,9 @@ class WorkerPool:
             self._queue.append(job)
         self._arrived.set()
 
-    def _enqueue_again(self, jobs: Sequence[_Job] | deque[_Job]) -> None:
+    def _enqueue_again(self, jobs: Iterable[_Job]) -> None:
         """Puts unfinished items back in front of those that came later."""
-        for job in reversed(jobs):
+        for job in reversed(list(jobs)):
             if not job.is_queued and not job.future.done():
                 job.is_queued = True
                 self._queue.appendleft(job)

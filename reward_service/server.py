@@ -13,10 +13,9 @@ import structlog
 
 from protos.reward.v1 import reward_pb2, reward_pb2_grpc
 from reward_service.config import RewardSettings
-from reward_service.outcome import DEFAULT_REWARD_FUNCTION, Outcome
+from reward_service.outcome import DEFAULT_REWARD_FUNCTION, Item, Outcome
 from reward_service.pool import WorkerPool
 from reward_service.service import RewardServicer
-from reward_service.worker_process import Item
 from runtime.credentials import read_token, require_token_off_loopback
 from runtime.errors import ServiceError
 from runtime.process import ReadyFile, wait_for_stop_signal

@@ -4,9 +4,8 @@ import structlog
 
 from protos.reward.v1 import reward_pb2, reward_pb2_grpc
 from reward_service.config import RewardSettings
-from reward_service.outcome import DEFAULT_REWARD_FUNCTION, REWARD_FUNCTIONS, Grade, Outcome
+from reward_service.outcome import DEFAULT_REWARD_FUNCTION, REWARD_FUNCTIONS, Grade, Item, Outcome
 from reward_service.pool import WorkerPool
-from reward_service.worker_process import Item
 from runtime.errors import InvalidRequestError
 
 log = structlog.get_logger()

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from reward_service.config import RewardSettings
-from reward_service.outcome import Grade, Outcome
+from reward_service.outcome import Grade, Item, Outcome
 
+# The answers to a chunk, each cut at about 1,200 characters of up to 12 bytes, stand in one line.
+_MAX_LINE_BYTES = 4 * 2**20
 _SOURCE_ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -20,29 +22,19 @@ class WorkerLostError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """What a worker is asked."""
-
-    reward_function: str
-    """One of `outcome.REWARD_FUNCTIONS`."""
-    completion: str
-    """The text that the model wrote."""
-    reference_answer: str
-    """The right answer, as text or LaTeX."""
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
-    """What a worker answers."""
+    """What a worker answers to one item."""
 
+    index: int
+    """Which item of the chunk."""
     grade: Grade
-    """The grade of one item."""
+    """Its grade."""
     seconds: float
     """What the grading took."""
 
 
 class WorkerProcess:
-    """A running worker; it answers items in the order in which it got them."""
+    """A running worker, which is handed one chunk of items after another."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -68,6 +60,7 @@ class WorkerProcess:
             *(sys.executable, "-m", "reward_service.worker", json.dumps(argument)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE_BYTES,
             env=_environment(),
             # Ctrl-C in a terminal reaches every process of the group; the pool ends its workers itself.
             start_new_session=True,
@@ -81,27 +74,29 @@ class WorkerProcess:
             raise
         return worker
 
-    def send(self, items: Sequence[Item]) -> None:
-        """Hands over items; each is answered as soon as it is graded."""
-        lines = (json.dumps((item.reward_function, item.completion, item.reference_answer)) for item in items)
-        self._stdin.write("".join(f"{line}\n" for line in lines).encode())
+    def send(self, chunk: Sequence[Item]) -> None:
+        """Hands over a chunk of items, once the chunk before has been answered whole."""
+        fields = [(item.reward_function, item.completion, item.reference_answer) for item in chunk]
+        self._stdin.write(json.dumps(fields).encode() + b"\n")
 
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended by itself."""
         return self._process.returncode is not None
 
-    async def receive(self, *, timeout_seconds: float) -> Answer:
-        """The answer to the oldest item not yet answered.
+    async def receive(self, *, timeout_seconds: float) -> list[Answer]:
+        """The next answers to items of the chunk; the items still open are in the worker's hand in their order.
 
         Raises:
-            TimeoutError: There is none within the time; a later call may still get it.
+            TimeoutError: There are none within the time; a later call may still get them.
             WorkerLostError: The worker ended.
         """
         async with asyncio.timeout(timeout_seconds):
             line = await self._read_line()
-        outcome, reward, extracted_answer, reason, parts, seconds = json.loads(line)
-        return Answer(Grade(Outcome(outcome), reward, extracted_answer, reason, parts), seconds)
+        return [
+            Answer(index, Grade(Outcome(outcome), reward, extracted_answer, reason, parts), seconds)
+            for index, outcome, reward, extracted_answer, reason, parts, seconds in json.loads(line)
+        ]
 
     async def _read_line(self) -> bytes:
         line = await self._stdout.readline()
@@ -110,11 +105,20 @@ class WorkerProcess:
         return line
 
     async def kill(self) -> None:
-        """Kills the process, whatever it is doing, and waits for its end."""
+        """Kills the process, whatever it is doing, and waits for its end, even if it is cancelled meanwhile."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                 self._process.kill()
-        await self._process.wait()
+        cancelled: asyncio.CancelledError | None = None
+        # Its pipe ends with it, within milliseconds; asyncio lets go of the process only once both have been seen.
+        while self._process.returncode is None or not self._stdout.at_eof():
+            try:
+                await self._stdout.read()
+                await self._process.wait()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
 
 def _environment() -> dict[str, str]:

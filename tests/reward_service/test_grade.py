@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reward_service.grade import grade, last_boxed
-from reward_service.outcome import AnswerLimits, Grade, Outcome
+from reward_service.outcome import AnswerLimits, Grade, Item, Outcome
 
 LIMITS = AnswerLimits(max_completion_chars=10_000, max_answer_chars=200, max_answer_depth=16)
 
 
 def graded(completion: str, reference_answer: str) -> Grade:
-    return grade(reward_function="math", completion=completion, reference_answer=reference_answer, limits=LIMITS)
+    return grade(Item("math", completion, reference_answer), LIMITS)
 
 
 @pytest.mark.parametrize(

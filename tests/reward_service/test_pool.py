@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from reward_service.config import RewardSettings
-from reward_service.outcome import Outcome
+from reward_service.outcome import Item, Outcome
 from reward_service.pool import WorkerPool
-from reward_service.worker_process import Item
 from runtime.errors import BusyError, UnavailableError
 
 Eventually = Callable[[Callable[[], bool]], Awaitable[None]]
@@ -73,17 +72,33 @@ async def test_an_item_that_two_workers_die_of_is_an_error(hanging: Item, eventu
 
 
 async def test_a_worker_may_take_so_much_memory_and_no_more() -> None:
-    settings = RewardSettings(num_workers=1, worker_memory_bytes=128 * 2**20, timeout_seconds=10.0)
-    async with WorkerPool(settings) as pool:
+    async with WorkerPool(RewardSettings(num_workers=1, worker_memory_bytes=128 * 2**20)) as pool:
         await pool.wait_until(can_grade=True)
-        (worker,) = pool.worker_pids
+
+        assert resource.prlimit(pool.worker_pids[0], resource.RLIMIT_AS) == (128 * 2**20, 128 * 2**20)
+
+
+async def test_a_memory_bomb_is_no_right_answer_and_hurts_no_other() -> None:
+    async with WorkerPool(RewardSettings(num_workers=1, worker_memory_bytes=128 * 2**20)) as pool:
+        await pool.wait_until(can_grade=True)
 
         # The power alone takes 125 MB.
         bomb, right = await pool.score([Item("math", "\\boxed{2^{10^9}}", "7"), RIGHT])
 
-        assert resource.prlimit(worker, resource.RLIMIT_AS) == (128 * 2**20, 128 * 2**20)
         assert bomb.outcome is not Outcome.CORRECT
         assert right.outcome is Outcome.CORRECT
+
+
+async def test_closing_while_a_worker_is_being_replaced_leaves_nothing(
+    hanging: Item, is_running: Callable[[int], bool]
+) -> None:
+    async with WorkerPool(RewardSettings(num_workers=1, timeout_seconds=0.2)) as pool:
+        await pool.wait_until(can_grade=True)
+        pids = pool.worker_pids
+        grades = await pool.score([hanging])
+
+    assert grades[0].outcome is Outcome.TIMED_OUT
+    assert not any(is_running(pid) for pid in pids)
 
 
 async def test_a_full_queue_refuses_what_comes_next(hanging: Item) -> None:
