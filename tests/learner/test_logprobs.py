@@ -8,6 +8,9 @@ from learner.batch import pack
 from learner.logprobs import shared_prompt_mask, token_logprobs
 from learner.records import Prompt, ScoredGroup, ScoredRollout
 
+# More threads than free cores make a small model slower, not faster.
+torch.set_num_threads(1)
+
 PAD = 0
 
 
