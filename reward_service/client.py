@@ -19,7 +19,15 @@ from protos.reward.v1 import reward_pb2, reward_pb2_grpc
 from reward_service.outcome import DEFAULT_REWARD_FUNCTION, Outcome
 from runtime.dialling import dial
 
-__all__ = ["Outcome", "RewardClient", "RewardItem", "RewardRefusedError", "RewardScore", "RewardUnavailableError"]
+__all__ = [
+    "Outcome",
+    "RewardClient",
+    "RewardClientError",
+    "RewardItem",
+    "RewardRefusedError",
+    "RewardScore",
+    "RewardUnavailableError",
+]
 
 log = structlog.get_logger()
 
