@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,7 +25,7 @@ class ChildSpec:
         name: The process in words, e.g. `rollout-0`.
         arguments: What follows the Python interpreter; `--ready-file` and `--exit-with-parent` are appended.
         environment: Variables on top of those of the parent.
-        log_file: What the process prints is appended to it.
+        log_file: What the process prints is appended to it; its ready file lies beside it.
         start_timeout_seconds: How long it may take until its ready file is there; None if it never writes one.
     """
 
@@ -44,8 +42,9 @@ class ChildProcess:
     def __init__(self, spec: ChildSpec) -> None:
         """Starts the process, in a process group of its own, so that its children can be ended with it."""
         self._spec = spec
-        self._ready_file = Path(tempfile.mkdtemp(prefix="tandem-")) / "ready.json"
+        self._ready_file = spec.log_file.with_suffix(".ready")
         spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._ready_file.unlink(missing_ok=True)
         # Ray's workers run uvloop, whose own subprocesses cannot be given a process group.
         with spec.log_file.open("ab") as log:
             self._process = subprocess.Popen(
@@ -97,7 +96,7 @@ class ChildProcess:
         # Whatever the process started and left behind is in its group, also after it has ended itself.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        shutil.rmtree(self._ready_file.parent, ignore_errors=True)
+        self._ready_file.unlink(missing_ok=True)
 
 
 def _environment(changes: Mapping[str, str]) -> dict[str, str]:

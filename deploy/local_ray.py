@@ -50,20 +50,20 @@ def _started(settings: RaySection, folder: Path) -> Iterator[ClusterFacts]:
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
     try:
-        ray.init(
-            address="local",
-            num_cpus=settings.num_cpus or None,
-            namespace=settings.namespace,
-            object_store_memory=settings.object_store_bytes,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder),
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"a local Ray does not start: {_first_line(error)}") from error
-    try:
+        try:
+            ray.init(
+                address="local",
+                num_cpus=settings.num_cpus or None,
+                namespace=settings.namespace,
+                object_store_memory=settings.object_store_bytes,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder),
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UserError(f"a local Ray does not start: {_first_line(error)}") from error
         yield _facts()
     finally:
         ray.shutdown()
@@ -73,15 +73,18 @@ def _joined(settings: RaySection) -> Iterator[ClusterFacts]:
     import ray
 
     try:
-        ray.init(
-            address=settings.address, namespace=settings.namespace, log_to_driver=False, logging_level=logging.ERROR
-        )
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(
-            f"ray.address = {settings.address}: no Ray cluster can be joined there: {_first_line(error)}; "
-            "leave it empty for a local Ray"
-        ) from error
-    try:
+        try:
+            ray.init(
+                address=settings.address,
+                namespace=settings.namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"ray.address = {settings.address}: no Ray cluster can be joined there: {_first_line(error)}; "
+                "leave it empty for a local Ray"
+            ) from error
         yield _facts()
     finally:
         ray.shutdown()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +18,7 @@ from learner.ledger_verdict import LedgerVerdict, verify
 
 _WARM_UP_STEPS = 10
 """Speed and shares leave the first steps out, which load and compile."""
+_NUM_PARTS = 24
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
@@ -64,6 +65,8 @@ class Report:
     samples_lost: int
     samples_trained_twice: int
     held_out_curve: tuple[CurvePoint, ...]
+    training_curve: tuple[float, ...]
+    """Share of correct training rollouts, over at most 24 equal parts of the run."""
 
     def to_json(self) -> str:
         """The content of report.json."""
@@ -144,7 +147,14 @@ def make_report(
             CurvePoint(record.step, record.result.accuracy, record.result.standard_error)
             for record in sorted(evaluations, key=lambda record: (record.step, record.time_unix))
         ),
+        training_curve=_parts([record.accuracy for record in steps]),
     )
+
+
+def _parts(values: Sequence[float]) -> tuple[float, ...]:
+    """Means of equal parts."""
+    size = max(1, -(-len(values) // _NUM_PARTS))
+    return tuple(fmean(values[first : first + size]) for first in range(0, len(values), size))
 
 
 def _accuracy(evaluations: Sequence[EvaluationRecord], moment: str) -> float | None:
@@ -174,11 +184,11 @@ def figures(report: Report) -> list[tuple[str, str]]:
             " / ".join(map(_percent, (report.wait_share, report.train_share, report.push_share))),
         ),
         (
-            "largest logprob difference, learner to server",
+            "largest logprob difference",
             "-" if report.max_logprob_difference is None else f"{report.max_logprob_difference:.1e}",
         ),
         (
-            "samples issued / trained on / dropped / failed",
+            "samples issued / trained / dropped / failed",
             " / ".join(
                 f"{count:,}"
                 for count in (
@@ -189,16 +199,16 @@ def figures(report: Report) -> list[tuple[str, str]]:
                 )
             ),
         ),
-        ("samples lost / trained on twice", f"{report.samples_lost} / {report.samples_trained_twice}"),
+        ("samples lost / trained twice", f"{report.samples_lost} / {report.samples_trained_twice}"),
     ]
 
 
-def next_commands(folder: Path) -> list[tuple[str, str]]:
+def next_commands(report: Report, *, folder: Path) -> list[tuple[str, str]]:
     """What to try next: the command, and what it does."""
     config = folder / "config.toml"
     return [
         (f"tandem ledger verify {folder}", "prove that every sample ended exactly once"),
-        (f"tandem train --resume {folder} --learner.num_steps N", "go on to more steps"),
+        (f"tandem train --resume {folder} --learner.num_steps {2 * report.steps}", "go on to more steps"),
         (f"tandem train {config} --run.seed 2", "the same with another seed"),
         (f"tandem train {config} --rollout.num_servers 2", "the same with two rollout servers"),
         (f"tandem train {config} --learner.max_staleness 0", "the same, exactly on-policy"),
@@ -214,7 +224,7 @@ def markdown(report: Report, *, folder: Path) -> str:
         f"| {point.step} | {point.accuracy:.3f} | {point.standard_error:.3f} |" for point in report.held_out_curve
     ]
     lines += ["", "## What to try next", ""]
-    lines += [f"- `{command}`: {what}" for command, what in next_commands(folder)]
+    lines += [f"- `{command}`: {what}" for command, what in next_commands(report, folder=folder)]
     return "\n".join(lines) + "\n"
 
 
@@ -225,12 +235,16 @@ def print_report(report: Report, *, folder: Path, console: Console) -> None:
     table.add_column(no_wrap=True)
     for name, value in figures(report):
         table.add_row(name, value)
-    if len(report.held_out_curve) > 1:
-        table.add_row("held-out accuracy over steps", spark_line([p.accuracy for p in report.held_out_curve]))
+    for name, curve in (
+        ("training", report.training_curve),
+        ("held-out", [point.accuracy for point in report.held_out_curve]),
+    ):
+        if len(curve) > 1:
+            table.add_row(f"{name} accuracy, start to end", spark_line(curve))
     console.print(table)
     console.print(f"\nreport and curve: {folder}/report.md, report.json, curve.png", highlight=False, soft_wrap=True)
     console.print("\nWhat to try next:", highlight=False)
-    for command, what in next_commands(folder):
+    for command, what in next_commands(report, folder=folder):
         console.print(f"  {command}\n      {what}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -46,8 +46,9 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     if is_dry_run:
         _print_plan(config, console=console)
         return 0
-    # Until the event loop takes them over, SIGTERM means the same as Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Until the event loop takes them over; a shell's background jobs begin with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         config = _with_model(config)
         folder = earlier or make_run_folder(config, now=datetime.now(UTC))
@@ -94,10 +95,11 @@ def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: C
     from deploy.report import print_report, write_report
     from deploy.train_run import TrainRun, run_until_signal
 
-    resume = f"go on with: tandem train --resume {shlex.quote(os.path.relpath(folder.path))}"
+    shown = _shown(folder.path)
+    resume = f"go on with: tandem train --resume {shlex.quote(str(shown))}"
     try:
         with make_display(console, num_steps=config.learner.num_steps) as display:
-            display.note(f"run folder: {os.path.relpath(folder.path)}")
+            display.note(f"run folder: {shown}")
             display.phase("starting Ray")
             with ray_cluster(config.ray) as facts:
                 bundles = plan_placement(config, facts)
@@ -111,8 +113,14 @@ def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: C
         console.print(f"stopped; {resume}", highlight=False, soft_wrap=True)
         return _INTERRUPTED
     report = write_report(folder, seconds_total=time.monotonic() - begin)
-    print_report(report, folder=Path(os.path.relpath(folder.path)), console=console)
+    print_report(report, folder=shown, console=console)
     return 0
+
+
+def _shown(path: Path) -> Path:
+    """As short as a user standing here would write it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _print_plan(config: RunConfig, *, console: Console) -> None:
