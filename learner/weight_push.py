@@ -8,7 +8,8 @@ again on the rest as the group's next epoch.
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -36,7 +37,7 @@ PROBE_SECONDS = 5.0
 
 T = TypeVar("T")
 
-Tensors = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+Tensors = Callable[[], Generator[tuple[str, torch.Tensor], None, None]]
 """Yields name and full tensor of everything in the manifest, in its order; called once a try."""
 
 
@@ -170,7 +171,9 @@ class WeightPush:
             run_id=self._run_id, epoch=self._epoch, policy_version=policy_version, timeout_seconds=2 * timeout
         )
         self._all(lambda member: member.stub.StageWeights(stage, timeout=timeout))
-        sent = self._sender.send(tensors(), policy_version=policy_version)
+        # Closed in any case: with ZeRO-3 the other ranks are in every gather, whatever becomes of the push.
+        with closing(tensors()) as source:
+            sent = self._sender.send(source, policy_version=policy_version)
         self._sender.confirm(sent, timeout_seconds=timeout)
         keep = self._settings.kv_on_commit == "keep"
         commit = weights_pb2.CommitWeightsRequest(
