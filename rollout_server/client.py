@@ -10,6 +10,7 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -31,6 +32,9 @@ __all__ = [
     "VersionSpan",
 ]
 
+# The published types of a stub are those of a synchronous channel.
+_Stub: TypeAlias = Any
+
 _FINISH_REASONS = {
     rollout_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     rollout_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
@@ -42,6 +46,7 @@ _TRY_ELSEWHERE = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.CANCELLED,
     grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
 }
 _SHORTEST_REST_SECONDS, _LONGEST_REST_SECONDS = 0.1, 2.0
 
@@ -114,7 +119,7 @@ class _Server:
     """One server as the fleet sees it."""
 
     channel: grpc.aio.Channel
-    stub: rollout_pb2_grpc.RolloutServiceStub
+    stub: _Stub
     info: ServerInfo
     policy_version: int
     outstanding_tokens: int = 0
@@ -142,7 +147,7 @@ class RolloutFleet:
             FleetMismatchError: It differs from the others in tokenizer, vocabulary, stop tokens or logprob semantics.
         """
         channel = dial(address, token=self._token)
-        stub = rollout_pb2_grpc.RolloutServiceStub(channel)
+        stub: _Stub = rollout_pb2_grpc.RolloutServiceStub(channel)
         try:
             info = await _handshake(address, stub, timeout_seconds=timeout_seconds)
             for other in self._servers.values():
@@ -275,7 +280,7 @@ class RolloutFleet:
             await self.remove_server(address)
 
 
-async def _handshake(address: str, stub: rollout_pb2_grpc.RolloutServiceStub, *, timeout_seconds: float) -> ServerInfo:
+async def _handshake(address: str, stub: _Stub, *, timeout_seconds: float) -> ServerInfo:
     try:
         answer = await stub.GetServerInfo(
             rollout_pb2.GetServerInfoRequest(), timeout=timeout_seconds, wait_for_ready=True

@@ -1,6 +1,6 @@
 """What a rollout server asks of its engine, and the records that pass between them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -92,7 +92,7 @@ class Engine(Protocol):
 
     def generate(
         self, prompt_token_ids: Sequence[int], sampling: Sampling, *, seed: int | None, progress_every_tokens: int
-    ) -> AsyncIterator[EngineSample | EngineProgress]:
+    ) -> AsyncGenerator[EngineSample | EngineProgress, None]:
         """Samples one completion; ends with an EngineSample. Closing or cancelling it aborts the sample.
 
         Raises:

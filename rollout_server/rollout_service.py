@@ -1,10 +1,8 @@
 """GetServerInfo and Generate."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
-
-import grpc
 
 from protos.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from rollout_server import metrics
@@ -12,6 +10,7 @@ from rollout_server.engine import Engine, EngineDeadError, EngineProgress, Engin
 from rollout_server.samples import FinishReason, Sampling
 from rollout_server.served import ServedWeights
 from runtime.errors import BusyError, InvalidRequestError, UnavailableError, WrongStateError
+from runtime.interceptors import Context
 
 MAX_ID_CHARACTERS = 128
 
@@ -23,12 +22,19 @@ _FINISH_REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the model's folder says."""
+
+    folder: str
+    tokenizer_fingerprint: str
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ServerFacts:
     """What GetServerInfo says besides the engine's facts and the served weights."""
 
-    model: str
-    tokenizer_fingerprint: str
-    stop_token_ids: tuple[int, ...]
+    model: ServedModel
     build: str
     admin_address: str
     instance_id: str
@@ -40,23 +46,24 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     def __init__(self, engine: Engine, served: ServedWeights, facts: ServerFacts, *, max_queued_samples: int) -> None:
         self._engine, self._served, self._facts = engine, served, facts
         self._max_queued_samples = max_queued_samples
+        self._num_admitted = 0
 
     async def GetServerInfo(
-        self, request: rollout_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
+        self, request: rollout_pb2.GetServerInfoRequest, context: Context
     ) -> rollout_pb2.GetServerInfoResponse:
         """Says what this server serves."""
         engine, facts = self._engine.facts, self._facts
         return rollout_pb2.GetServerInfoResponse(
-            model=facts.model,
-            tokenizer_fingerprint=facts.tokenizer_fingerprint,
+            model=facts.model.folder,
+            tokenizer_fingerprint=facts.model.tokenizer_fingerprint,
             vocabulary_size=engine.vocabulary_size,
             context_length=engine.context_length,
-            stop_token_ids=facts.stop_token_ids,
+            stop_token_ids=facts.model.stop_token_ids,
             logprob_semantics=rollout_pb2.LOGPROB_SEMANTICS_PROCESSED,
             lineage=self._served.lineage,
             policy_version=self._served.policy_version,
             max_running_samples=engine.max_running_samples,
-            num_running_samples=self._engine.num_running,
+            num_running_samples=self._num_admitted,
             build=facts.build,
             engine_build=engine.build,
             engine_settings=engine.settings,
@@ -66,28 +73,36 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             instance_id=facts.instance_id,
         )
 
-    async def Generate(
-        self, request: rollout_pb2.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[rollout_pb2.GenerateResponse]:
+    # A coroutine that writes, not a generator: gRPC cancels it at once, and TaskGroup cannot span a generator's yield.
+    async def Generate(  # type: ignore[override]  # the published types know generators only
+        self, request: rollout_pb2.GenerateRequest, context: Context
+    ) -> None:
         """Samples completions; each is sent when it ends. A cancel or a passed deadline aborts those that run."""
         sampling = self._check(request)
         self._admit(request)
         events: asyncio.Queue[rollout_pb2.GenerateResponse] = asyncio.Queue()
         waiting = len(request.samples)
+        self._count(waiting)
         try:
             async with asyncio.TaskGroup() as tasks:
                 for sample in request.samples:
                     tasks.create_task(self._sample(request, sample, sampling, events))
                 while waiting:
                     event = await events.get()
+                    await context.write(event)
                     waiting -= event.HasField("sample")
-                    yield event
         except ExceptionGroup as errors:
             # One sample's failure has ended the others; the first one says why.
             first = errors.exceptions[0]
             if isinstance(first, EngineDeadError):
                 raise UnavailableError(f"the engine has failed: {first}") from first
             raise first from None
+        finally:
+            self._count(-len(request.samples))
+
+    def _count(self, change: int) -> None:
+        self._num_admitted += change
+        metrics.RUNNING_SAMPLES.set(self._num_admitted)
 
     async def _sample(
         self,
@@ -98,35 +113,26 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
     ) -> None:
         seed = wanted.seed if wanted.HasField("seed") else None
         is_complete = False
-        metrics.RUNNING_SAMPLES.inc()
+        engine_events = self._engine.generate(
+            request.prompt_token_ids, sampling, seed=seed, progress_every_tokens=request.progress_every_tokens
+        )
         try:
-            async for event in self._engine.generate(
-                request.prompt_token_ids, sampling, seed=seed, progress_every_tokens=request.progress_every_tokens
-            ):
-                if isinstance(event, EngineProgress):
-                    progress = rollout_pb2.SampleProgress(
-                        sample_id=wanted.sample_id, attempt=wanted.attempt, num_tokens=event.num_tokens
-                    )
-                    events.put_nowait(rollout_pb2.GenerateResponse(progress=progress))
-                else:
-                    self._check_exact_version(request, event)
-                    events.put_nowait(rollout_pb2.GenerateResponse(sample=_message(wanted, event)))
-                    is_complete = True
-                    metrics.SAMPLES.labels(event.finish_reason.value).inc()
-                    metrics.GENERATED_TOKENS.inc(len(event.token_ids))
+            async with aclosing(engine_events):
+                async for event in engine_events:
+                    if isinstance(event, EngineProgress):
+                        progress = rollout_pb2.SampleProgress(
+                            sample_id=wanted.sample_id, attempt=wanted.attempt, num_tokens=event.num_tokens
+                        )
+                        events.put_nowait(rollout_pb2.GenerateResponse(progress=progress))
+                    else:
+                        _check_exact_version(request, event)
+                        events.put_nowait(rollout_pb2.GenerateResponse(sample=_message(wanted, event)))
+                        is_complete = True
+                        metrics.SAMPLES.labels(event.finish_reason.value).inc()
+                        metrics.GENERATED_TOKENS.inc(len(event.token_ids))
         finally:
-            metrics.RUNNING_SAMPLES.dec()
             if not is_complete:
                 metrics.CANCELLED_SAMPLES.inc()
-
-    def _check_exact_version(self, request: rollout_pb2.GenerateRequest, sample: EngineSample) -> None:
-        if not request.HasField("exact_policy_version"):
-            return
-        versions = {span.policy_version for span in sample.version_spans}
-        if versions != {request.exact_policy_version}:
-            raise WrongStateError(
-                f"exact_policy_version = {request.exact_policy_version}: tokens came from {sorted(versions)}"
-            )
 
     def _admit(self, request: rollout_pb2.GenerateRequest) -> None:
         if self._engine.is_dead:
@@ -136,9 +142,9 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
             raise WrongStateError(f"min_policy_version = {request.min_policy_version}: the server serves {version}")
         if request.HasField("exact_policy_version") and version != request.exact_policy_version:
             raise WrongStateError(f"exact_policy_version = {request.exact_policy_version}: the server serves {version}")
-        if self._engine.num_running + len(request.samples) > self._max_queued_samples:
+        if self._num_admitted + len(request.samples) > self._max_queued_samples:
             raise BusyError(
-                f"{self._engine.num_running} samples run or wait: with {len(request.samples)} more they would pass "
+                f"{self._num_admitted} samples run or wait: with {len(request.samples)} more they would pass "
                 f"max_queued_samples = {self._max_queued_samples}"
             )
 
@@ -163,6 +169,16 @@ class RolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
                 f"at most {room}: the prompt has {len(prompt)} tokens and context_length = {facts.context_length}",
             )
         return sampling
+
+
+def _check_exact_version(request: rollout_pb2.GenerateRequest, sample: EngineSample) -> None:
+    if not request.HasField("exact_policy_version"):
+        return
+    versions = {span.policy_version for span in sample.version_spans}
+    if versions != {request.exact_policy_version}:
+        raise WrongStateError(
+            f"exact_policy_version = {request.exact_policy_version}: tokens came from {sorted(versions)}"
+        )
 
 
 def _check_samples(request: rollout_pb2.GenerateRequest) -> None:
@@ -203,8 +219,10 @@ def _sampling(message: rollout_pb2.SamplingParameters, *, vocabulary_size: int) 
 
 
 def _message(wanted: rollout_pb2.SampleRequest, sample: EngineSample) -> rollout_pb2.Sample:
-    spans = [rollout_pb2.VersionSpan(first_token=s.first_token, policy_version=s.policy_version)
-             for s in sample.version_spans]  # fmt: skip
+    spans = [
+        rollout_pb2.VersionSpan(first_token=span.first_token, policy_version=span.policy_version)
+        for span in sample.version_spans
+    ]
     is_stop = sample.finish_reason == FinishReason.STOP
     return rollout_pb2.Sample(
         sample_id=wanted.sample_id,

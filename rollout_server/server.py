@@ -3,6 +3,7 @@
 import asyncio
 import os
 import uuid
+from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,9 +16,10 @@ from protos.rollout.v1.weights_pb2_grpc import add_WeightServiceServicer_to_serv
 from rollout_server import metrics
 from rollout_server.config import RolloutSettings
 from rollout_server.engine import Engine, EngineDeadError
-from rollout_server.rollout_service import RolloutServicer, ServerFacts
+from rollout_server.rollout_service import RolloutServicer, ServedModel, ServerFacts
 from rollout_server.samples import Sampling
 from rollout_server.served import ServedWeights
+from rollout_server.vllm_engine import VllmEngine
 from rollout_server.weight_service import WeightServicer
 from runtime.credentials import read_token, require_token_off_loopback
 from runtime.dialling import dial
@@ -49,39 +51,16 @@ async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) ->
     folder = Path(settings.model)
     if not (folder / "config.json").is_file():
         raise ValueError(f"model = {settings.model or '(empty)'}: is no folder with a config.json")
-    stop_ids = tuple(stop_token_ids(folder))
-    fingerprint = tokenizer_fingerprint(folder)
-
-    from rollout_server.vllm_engine import VllmEngine
-
-    engine = await VllmEngine.start(settings, stop_token_ids=stop_ids)
-    try:
+    model = ServedModel(settings.model, tokenizer_fingerprint(folder), tuple(stop_token_ids(folder)))
+    engine = await VllmEngine.start(settings, stop_token_ids=model.stop_token_ids)
+    async with AsyncExitStack() as at_end:
+        at_end.push_async_callback(engine.close)
         await _warm_up(engine)
-        served, instance_id = ServedWeights(), uuid.uuid4().hex
-        admin = await Listener.start(
-            host=listen.admin_host,
-            port=listen.admin_port,
-            services=[WEIGHT_SERVICE],
-            register=[partial(add_WeightServiceServicer_to_server, WeightServicer(engine, served))],
-            token=token,
-        )
-        facts = ServerFacts(
-            model=settings.model,
-            tokenizer_fingerprint=fingerprint,
-            stop_token_ids=stop_ids,
-            build=_build(),
-            admin_address=admin.address,
-            instance_id=instance_id,
-        )
-        servicer = RolloutServicer(engine, served, facts, max_queued_samples=settings.max_queued_samples)
-        public = await Listener.start(
-            host=listen.host,
-            port=listen.port,
-            services=[ROLLOUT_SERVICE],
-            register=[partial(add_RolloutServiceServicer_to_server, servicer)],
-            token=token,
-        )
-        metrics.BUILD.info({"tandem": facts.build, "vllm": engine.facts.build})
+        instance_id = uuid.uuid4().hex
+        admin, public = await _listen(engine, model, settings, token=token, instance_id=instance_id)
+        for listener in (admin, public):
+            at_end.push_async_callback(listener.stop, drain_seconds=0)
+        metrics.BUILD.info({"tandem": _build(), "vllm": engine.facts.build})
         metrics_address = serve_metrics(host=listen.host, port=listen.metrics_port)
         for listener in (admin, public):
             await listener.set_serving(True)
@@ -91,8 +70,34 @@ async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) ->
         if settings.learner_address:
             await _announce(settings.learner_address, public.address, instance_id, token=token)
         await _run_until_stopped(engine, public, admin, drain_seconds=listen.drain_seconds)
-    finally:
-        await engine.close()
+
+
+async def _listen(
+    engine: Engine, model: ServedModel, settings: RolloutSettings, *, token: str | None, instance_id: str
+) -> tuple[Listener, Listener]:
+    """Starts the admin listener and the public one, in this order; neither says SERVING yet."""
+    listen, served = settings.listen, ServedWeights()
+    admin = await Listener.start(
+        host=listen.admin_host,
+        port=listen.admin_port,
+        services=[WEIGHT_SERVICE],
+        register=[partial(add_WeightServiceServicer_to_server, WeightServicer(engine, served))],
+        token=token,
+    )
+    facts = ServerFacts(model=model, build=_build(), admin_address=admin.address, instance_id=instance_id)
+    servicer = RolloutServicer(engine, served, facts, max_queued_samples=settings.max_queued_samples)
+    try:
+        public = await Listener.start(
+            host=listen.host,
+            port=listen.port,
+            services=[ROLLOUT_SERVICE],
+            register=[partial(add_RolloutServiceServicer_to_server, servicer)],
+            token=token,
+        )
+    except ValueError:
+        await admin.stop(drain_seconds=0)
+        raise
+    return admin, public
 
 
 def _build() -> str:
@@ -104,7 +109,8 @@ def _build() -> str:
 
 async def _warm_up(engine: Engine) -> None:
     """Samples a few tokens, so that the first caller does not wait for kernels to be compiled."""
-    async for _ in engine.generate([0], Sampling(max_tokens=2), seed=0, progress_every_tokens=0):
+    sampling = Sampling(max_tokens=min(2, engine.facts.context_length - 1))
+    async for _ in engine.generate([0], sampling, seed=0, progress_every_tokens=0):
         pass
 
 
@@ -118,7 +124,7 @@ async def _announce(learner_address: str, address: str, instance_id: str, *, tok
 
 async def _run_until_stopped(engine: Engine, public: Listener, admin: Listener, *, drain_seconds: float) -> None:
     async def watch_engine() -> None:
-        while not engine.is_dead:
+        while not engine.is_dead:  # noqa: ASYNC110 - vLLM has a flag, no event
             await asyncio.sleep(0.5)
 
     stopped = asyncio.create_task(wait_for_stop_signal())

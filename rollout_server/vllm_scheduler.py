@@ -3,11 +3,13 @@
 vLLM's scheduler decides as ever; this class adds what a rollout server needs to know about it, in three places:
 - every resume after a pause begins a new *epoch* (weights are only ever exchanged under a pause); each token is booked
   under the epoch that sampled it;
-- every request that has no token computed yet carries the salt of the present epoch, so that no block of the prefix
-  cache is ever shared across weights;
+- every request without a sampled token is computed under the salt of the present epoch, so that no block of the prefix
+  cache is ever shared across weights, and a sample whose tokens are all of one epoch has its whole prompt from it;
 - tokens and logprobs are held back until the sample ends, so that the front end wakes once a sample, not once a token.
 """
 
+import signal
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +49,8 @@ class VersionedScheduling:
         super().__init__(*args, **kwargs)
         # The engine process outlives a killed server by many seconds otherwise, and would stay in the weight group.
         exit_with_parent()
+        # A terminal sends SIGINT to the whole process group, and the server still drains what runs here.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._epoch = 0
         self._held: dict[str, _Held] = {}
 
@@ -55,10 +59,21 @@ class VersionedScheduling:
         resumes = self._pause_state != PauseState.UNPAUSED and pause_state == PauseState.UNPAUSED  # type: ignore[attr-defined]
         if resumes:
             self._epoch += 1
+            self._take_back_prefills()
             for request in self.requests.values():  # type: ignore[attr-defined]
                 if request.num_computed_tokens == 0:
                     self._salt(request)
         super().set_pause_state(pause_state)  # type: ignore[misc]
+
+    def _take_back_prefills(self) -> None:
+        """Sends requests whose prompt is computed in part back to the queue."""
+        running: list[Request] = self.running  # type: ignore[attr-defined,has-type]
+        started = [request for request in running if request.num_output_tokens == 0]
+        self.running = [request for request in running if request.num_output_tokens > 0]
+        for request in reversed(started):
+            self._preempt_request(request, time.monotonic())  # type: ignore[attr-defined]
+            # It may be scheduled again in the very next step, which the model runner must see as a new beginning.
+            self.prev_step_scheduled_req_ids.discard(request.request_id)  # type: ignore[attr-defined]
 
     def add_request(self, request: Request) -> None:
         """Salts and admits a request."""
@@ -117,9 +132,9 @@ def _joined(pieces: list[LogprobsLists]) -> LogprobsLists | None:
     return LogprobsLists(*columns, None)
 
 
-class VersionedScheduler(VersionedScheduling, Scheduler):  # type: ignore[misc]
+class VersionedScheduler(VersionedScheduling, Scheduler):
     """For engines that schedule a step after the one before has ended (CPU)."""
 
 
-class VersionedAsyncScheduler(VersionedScheduling, AsyncScheduler):  # type: ignore[misc]
+class VersionedAsyncScheduler(VersionedScheduling, AsyncScheduler):
     """For engines that schedule a step while the one before still runs (CUDA)."""

@@ -4,7 +4,6 @@ vLLM mixes this class into its worker (`worker_extension_cls`); the engine calls
 plain arguments, in its busy loop between two steps, so nothing else runs meanwhile.
 """
 
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,9 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from runtime.process import exit_with_parent
 from runtime.weights.manifest import TensorEntry, WeightManifest
-from runtime.weights.receiver import GroupPlace, WeightReceiver
+from runtime.weights.receiver import GroupPlace, ReceiverStateError, WeightReceiver
+
+NO_GROUP = "the server is in no weight group"
 
 
 class WeightWorker:
@@ -45,9 +46,7 @@ class WeightWorker:
         exit_with_parent()
         self.tandem_leave()
         first_rank = group.pop("first_rank")
-        place = GroupPlace(
-            **group, rank=first_rank + self.rank, own_host=_own_host(group["store_host"], group["store_port"])
-        )
+        place = GroupPlace(**group, rank=first_rank + self.rank)
         manifest = WeightManifest.make([TensorEntry(n, d, tuple(s)) for n, d, s in entries], bucket_bytes=bucket_bytes)
         self.tandem_receiver = WeightReceiver(place, manifest, device=self.device)
 
@@ -57,10 +56,15 @@ class WeightWorker:
             self.tandem_receiver.leave()
             self.tandem_receiver = None
 
-    def tandem_begin(self, policy_version: int, timeout_seconds: float) -> None:
-        """Starts to receive a version; returns at once."""
-        if self.tandem_receiver is not None:
+    def tandem_begin(self, policy_version: int, timeout_seconds: float) -> str:
+        """Starts to receive a version and returns at once: why it cannot, or nothing."""
+        if self.tandem_receiver is None:
+            return NO_GROUP
+        try:
             self.tandem_receiver.begin(policy_version, timeout_seconds=timeout_seconds)
+        except ReceiverStateError as error:
+            return str(error)
+        return ""
 
     def tandem_drop(self) -> None:
         """Forgets what is staged."""
@@ -70,10 +74,10 @@ class WeightWorker:
     def tandem_check(self, policy_version: int) -> str:
         """Why the version cannot be applied; empty if it can."""
         if self.tandem_receiver is None:
-            return "the server is in no weight group"
+            return NO_GROUP
         try:
             self.tandem_receiver.staged_weights(policy_version)
-        except LookupError as error:
+        except ReceiverStateError as error:
             return str(error)
         return ""
 
@@ -101,9 +105,3 @@ class WeightWorker:
         head = getattr(model, "lm_head", None)
         if self.model_runner.model_config.hf_text_config.tie_word_embeddings and head is not None:
             head.quant_method.process_weights_after_loading(head)
-
-
-def _own_host(store_host: str, store_port: int) -> str:
-    """This machine's address on the way to the store: the one that the other ranks can reach it at."""
-    with socket.create_connection((store_host, store_port), timeout=10) as connection:
-        return str(connection.getsockname()[0])

@@ -3,20 +3,22 @@
 import asyncio
 import re
 
-import grpc
 import structlog
 
 from protos.rollout.v1 import weights_pb2, weights_pb2_grpc
 from rollout_server import metrics
-from rollout_server.engine import Engine, GroupAddress, WeightsRefusedError
+from rollout_server.engine import Engine, EngineDeadError, GroupAddress, WeightsRefusedError
 from rollout_server.served import ServedWeights
-from runtime.errors import InvalidRequestError, WrongStateError
+from runtime.errors import InvalidRequestError, UnavailableError, WrongStateError
+from runtime.interceptors import Context
 from runtime.weights.manifest import WeightManifest
 
 log = structlog.get_logger()
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MAX_PAUSE_SECONDS = 600.0
+MAX_JOIN_SECONDS = 3600.0
+MAX_STAGING_SECONDS = 86_400.0
 
 
 class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
@@ -27,12 +29,13 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         self._one_at_a_time = asyncio.Lock()
         self._group: tuple[str, int] | None = None
         self._staged: int | None = None
+        self._committed: tuple[str, int, int] | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
-        self._resuming: asyncio.Task[None] | None = None
+        # Work that goes on without a caller is kept here: the event loop alone would let it go.
+        self._committing: asyncio.Future[weights_pb2.CommitWeightsResponse] | None = None
+        self._resuming: asyncio.Future[None] | None = None
 
-    async def JoinGroup(
-        self, request: weights_pb2.JoinGroupRequest, context: grpc.aio.ServicerContext
-    ) -> weights_pb2.JoinGroupResponse:
+    async def JoinGroup(self, request: weights_pb2.JoinGroupRequest, context: Context) -> weights_pb2.JoinGroupResponse:
         """Joins in the background; a repeated request changes nothing, a newer one replaces the group."""
         _check_join(request, num_ranks=self._engine.facts.num_weight_ranks, transports=self._engine.facts.transports)
         try:
@@ -60,7 +63,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         return weights_pb2.JoinGroupResponse(policy_version=self._served.policy_version, lineage=self._served.lineage)
 
     async def LeaveGroup(
-        self, request: weights_pb2.LeaveGroupRequest, context: grpc.aio.ServicerContext
+        self, request: weights_pb2.LeaveGroupRequest, context: Context
     ) -> weights_pb2.LeaveGroupResponse:
         """Leaves the group if it is the one named."""
         async with self._one_at_a_time:
@@ -70,37 +73,47 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         return weights_pb2.LeaveGroupResponse()
 
     async def StageWeights(
-        self, request: weights_pb2.StageWeightsRequest, context: grpc.aio.ServicerContext
+        self, request: weights_pb2.StageWeightsRequest, context: Context
     ) -> weights_pb2.StageWeightsResponse:
         """Lets the workers receive; they report through the store."""
-        if request.timeout_seconds <= 0:
-            raise InvalidRequestError("timeout_seconds", request.timeout_seconds, "above 0")
+        _check_timeout(request.timeout_seconds, longest=MAX_STAGING_SECONDS)
         async with self._one_at_a_time:
             self._require_group(request.run_id, request.epoch)
-            self._require_newer(request.run_id, request.policy_version)
-            await self._engine.begin_staging(request.policy_version, timeout_seconds=request.timeout_seconds)
+            self._require_newer(request)
+            self._staged = None
+            try:
+                await self._engine.begin_staging(request.policy_version, timeout_seconds=request.timeout_seconds)
+            except WeightsRefusedError as error:
+                raise WrongStateError(str(error)) from error
             self._staged = request.policy_version
         return weights_pb2.StageWeightsResponse()
 
     async def CommitWeights(
-        self, request: weights_pb2.CommitWeightsRequest, context: grpc.aio.ServicerContext
+        self, request: weights_pb2.CommitWeightsRequest, context: Context
     ) -> weights_pb2.CommitWeightsResponse:
         """Serves the staged version; requests in flight go on. A commit that was carried out is confirmed again."""
+        # A caller that goes away must not end a commit half-way.
+        self._committing = asyncio.ensure_future(self._commit(request))
+        return await asyncio.shield(self._committing)
+
+    async def _commit(self, request: weights_pb2.CommitWeightsRequest) -> weights_pb2.CommitWeightsResponse:
         async with self._one_at_a_time:
             self._require_group(request.run_id, request.epoch)
-            if (self._served.lineage, self._served.policy_version) == (request.run_id, request.policy_version):
+            if self._staged is None and self._committed == (request.run_id, request.epoch, request.policy_version):
                 return weights_pb2.CommitWeightsResponse()
             if self._staged != request.policy_version:
                 raise WrongStateError(f"policy_version = {request.policy_version}: staged is {self._staged}")
             recompute = request.kv_on_commit == weights_pb2.KV_ON_COMMIT_RECOMPUTE
             try:
-                # A caller that goes away must not end a commit half-way.
-                commit = await asyncio.shield(self._engine.commit(request.policy_version, recompute=recompute))
+                commit = await self._engine.commit(request.policy_version, recompute=recompute)
             except WeightsRefusedError as error:
                 metrics.WEIGHT_PUSHES.labels("refused").inc()
                 raise WrongStateError(str(error)) from error
+            except EngineDeadError as error:
+                metrics.WEIGHT_PUSHES.labels("failed").inc()
+                raise UnavailableError(str(error)) from error
             self._served.lineage, self._served.policy_version = request.run_id, request.policy_version
-            self._staged = None
+            self._committed, self._staged = (request.run_id, request.epoch, request.policy_version), None
         metrics.WEIGHT_PUSHES.labels("committed").inc()
         metrics.STOPPED_SECONDS.observe(commit.stopped_seconds)
         metrics.APPLY_SECONDS.observe(commit.apply_seconds)
@@ -112,7 +125,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         )
 
     async def AbortWeights(
-        self, request: weights_pb2.AbortWeightsRequest, context: grpc.aio.ServicerContext
+        self, request: weights_pb2.AbortWeightsRequest, context: Context
     ) -> weights_pb2.AbortWeightsResponse:
         """Drops what is staged."""
         async with self._one_at_a_time:
@@ -122,12 +135,9 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
                 metrics.WEIGHT_PUSHES.labels("aborted").inc()
         return weights_pb2.AbortWeightsResponse()
 
-    async def Pause(
-        self, request: weights_pb2.PauseRequest, context: grpc.aio.ServicerContext
-    ) -> weights_pb2.PauseResponse:
+    async def Pause(self, request: weights_pb2.PauseRequest, context: Context) -> weights_pb2.PauseResponse:
         """Stops sampling for at most the stated time; a second pause moves its end."""
-        if not 0 < request.timeout_seconds <= MAX_PAUSE_SECONDS:
-            raise InvalidRequestError("timeout_seconds", request.timeout_seconds, f"in (0, {MAX_PAUSE_SECONDS:g}]")
+        _check_timeout(request.timeout_seconds, longest=MAX_PAUSE_SECONDS)
         async with self._one_at_a_time:
             if self._pause_timer is None:
                 await self._engine.pause()
@@ -138,29 +148,32 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
 
     def _end_pause(self) -> None:
         log.warning("pause ended by its deadline")
-        self._resuming = asyncio.get_running_loop().create_task(self._resume())
+        self._resuming = asyncio.ensure_future(self._resume(self._pause_timer))
 
-    async def Resume(
-        self, request: weights_pb2.ResumeRequest, context: grpc.aio.ServicerContext
-    ) -> weights_pb2.ResumeResponse:
+    async def Resume(self, request: weights_pb2.ResumeRequest, context: Context) -> weights_pb2.ResumeResponse:
         """Goes on."""
-        await self._resume()
+        await self._resume(self._pause_timer)
         return weights_pb2.ResumeResponse()
 
-    async def _resume(self) -> None:
-        if self._pause_timer is not None:
-            self._pause_timer.cancel()
-            self._pause_timer = None
-            await self._engine.resume()
+    async def _resume(self, timer: asyncio.TimerHandle | None) -> None:
+        async with self._one_at_a_time:
+            # Another pause may have moved the end meanwhile.
+            if timer is not None and timer is self._pause_timer:
+                timer.cancel()
+                self._pause_timer = None
+                await self._engine.resume()
 
     def _require_group(self, run_id: str, epoch: int) -> None:
         if self._group != (run_id, epoch):
             raise WrongStateError(f"run_id = {run_id}, epoch = {epoch}: the server is in {self._group or 'no group'}")
 
-    def _require_newer(self, run_id: str, policy_version: int) -> None:
-        if self._served.lineage == run_id and policy_version <= self._served.policy_version:
+    def _require_newer(self, request: weights_pb2.StageWeightsRequest) -> None:
+        served, version = self._served, request.policy_version
+        # A push that failed on another server is made again in the next epoch, with the version that we have by now.
+        is_repeat = version == served.policy_version and self._committed != (request.run_id, request.epoch, version)
+        if served.lineage == request.run_id and version <= served.policy_version and not is_repeat:
             raise WrongStateError(
-                f"policy_version = {policy_version}: the server serves {self._served.policy_version} of this run already"
+                f"policy_version = {version}: the server serves {served.policy_version} of this run already"
             )
 
 
@@ -175,5 +188,9 @@ def _check_join(request: weights_pb2.JoinGroupRequest, *, num_ranks: int, transp
         raise InvalidRequestError(
             "first_rank", request.first_rank, f"at least 1, with {num_ranks} ranks below {request.world_size}"
         )
-    if not 0 < request.timeout_seconds <= 3600:
-        raise InvalidRequestError("timeout_seconds", request.timeout_seconds, "in (0, 3600]")
+    _check_timeout(request.timeout_seconds, longest=MAX_JOIN_SECONDS)
+
+
+def _check_timeout(seconds: float, *, longest: float) -> None:
+    if not 0 < seconds <= longest:
+        raise InvalidRequestError("timeout_seconds", seconds, f"in (0, {longest:g}]")

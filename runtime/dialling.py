@@ -22,7 +22,7 @@ def _with_token(details: grpc.aio.ClientCallDetails, token: str) -> grpc.aio.Cli
 
 
 # grpc.aio registers an interceptor for the first kind of call that it implements only, so there is one class per kind.
-class _UnaryBearer(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
+class _UnaryBearer(grpc.aio.UnaryUnaryClientInterceptor):
     def __init__(self, token: str) -> None:
         self._token = token
 
@@ -32,7 +32,7 @@ class _UnaryBearer(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[misc]
         return await continuation(_with_token(client_call_details, self._token), request)
 
 
-class _StreamBearer(grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[misc]
+class _StreamBearer(grpc.aio.UnaryStreamClientInterceptor):
     def __init__(self, token: str) -> None:
         self._token = token
 

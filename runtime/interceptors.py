@@ -1,9 +1,9 @@
 """What every call to a server of ours passes through: the token, the public gRPC metrics, errors to statuses."""
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc
 import structlog
@@ -22,77 +22,76 @@ HANDLING_SECONDS = Histogram("grpc_server_handling_seconds", "Duration of calls 
 
 HEALTH_PREFIX = "/grpc.health.v1.Health/"
 
-Handler = grpc.RpcMethodHandler
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""What a handler is given besides the request."""
+# The published types know handlers of synchronous servers only.
+_Handler: TypeAlias = Any
+_Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[_Handler]]
 
 
-class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class TokenInterceptor(grpc.aio.ServerInterceptor):
     """Ends every call without the right token with UNAUTHENTICATED; health is open to all."""
 
     def __init__(self, token: str) -> None:
         self._token = token
 
     async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler:
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> _Handler:
         """Passes the call on, or hands it to a handler that refuses it."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(HEALTH_PREFIX):
             return handler
-        if is_authorized(dict(handler_call_details.invocation_metadata or ()), self._token):
+        if is_authorized(dict(handler_call_details.invocation_metadata), self._token):
             return handler
-        return _replace(handler, unary=_refuse, stream=_refuse_stream)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(_refuse)
+        return _replace(handler, _refuse)
 
 
-async def _refuse(_request: object, context: grpc.aio.ServicerContext) -> NoReturn:
+async def _refuse(_request: object, context: Context) -> NoReturn:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "missing or wrong bearer token")
-    raise AssertionError("abort raises")
 
 
-async def _refuse_stream(request: object, context: grpc.aio.ServicerContext) -> AsyncIterator[object]:
-    await _refuse(request, context)
-    yield
-
-
-class OutcomeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class OutcomeInterceptor(grpc.aio.ServerInterceptor):
     """Counts and times every call, and ends those whose handler raised with the status that the error means."""
 
     async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> Handler:
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> _Handler:
         """Wraps the call's handler."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
         _, service, method = handler_call_details.method.split("/", 2)
         labels = ("server_stream" if handler.response_streaming else "unary", service, method)
-        inner_unary, inner_stream = handler.unary_unary, handler.unary_stream
+        inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
-        async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        async def observed(request: Any, context: Context) -> Any:
             async with _observed(labels, context):
-                return await inner_unary(request, context)
-
-        async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            async with _observed(labels, context):
-                # Closed by hand: a cancel that comes between two responses must reach the handler at once.
-                async with aclosing(inner_stream(request, context)) as responses:
+                answer = inner(request, context)
+                if not isinstance(answer, AsyncGenerator):
+                    return await answer
+                # gRPC does not close a generator when its call is cancelled between two responses.
+                async with aclosing(answer) as responses:
                     async for response in responses:
-                        yield response
+                        await context.write(response)
+                return None
 
-        return _replace(handler, unary=unary, stream=stream)
+        return _replace(handler, observed)
 
 
 @asynccontextmanager
-async def _observed(labels: tuple[str, str, str], context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+async def _observed(labels: tuple[str, str, str], context: Context) -> AsyncIterator[None]:
     STARTED.labels(*labels).inc()
     begin = time.monotonic()
-    # CancelledError and GeneratorExit pass below: the client went away, or its deadline came.
+    # CancelledError passes below: the client went away, or its deadline came.
     code = grpc.StatusCode.CANCELLED
     try:
         yield
         code = grpc.StatusCode.OK
     except grpc.aio.AbortError:
-        code = context.code() or grpc.StatusCode.UNKNOWN
+        code = _status_code(context)
         raise
     except Exception as error:
         code = status_of(error)
@@ -100,14 +99,22 @@ async def _observed(labels: tuple[str, str, str], context: grpc.aio.ServicerCont
             log.exception("handler failed", method="/".join(labels[1:]))
         await context.abort(code, str(error) or type(error).__name__)
     finally:
+        if code is grpc.StatusCode.CANCELLED and (context.time_remaining() or 1.0) <= 0:
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
         HANDLED.labels(*labels, code.name).inc()
         HANDLING_SECONDS.labels(*labels).observe(time.monotonic() - begin)
 
 
-def _replace(handler: Handler, *, unary: Callable[..., Any], stream: Callable[..., Any]) -> Handler:
+def _status_code(context: Context) -> grpc.StatusCode:
+    """The status that an abort has set; the context keeps it as a number."""
+    number: Any = context.code()
+    return next((code for code in grpc.StatusCode if number in (code, code.value[0])), grpc.StatusCode.UNKNOWN)
+
+
+def _replace(handler: _Handler, behaviour: Callable[..., Any]) -> _Handler:
     make = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
     return make(
-        stream if handler.response_streaming else unary,
+        behaviour,
         request_deserializer=handler.request_deserializer,
         response_serializer=handler.response_serializer,
     )

@@ -84,7 +84,7 @@ async def wait_until_serving(channel: grpc.aio.Channel, *, service: str, timeout
     """
     stub = health_pb2_grpc.HealthStub(channel)
     async with asyncio.timeout(timeout_seconds):
-        while not await is_serving(stub, service=service):
+        while not await is_serving(stub, service=service):  # noqa: ASYNC110 - the peer is another process
             await asyncio.sleep(0.1)
 
 

@@ -49,7 +49,7 @@ class WeightGroup:
         store = dist.PrefixStore(name, base_store)
         store.set_timeout(timeout)
         if transport == "gloo":
-            options = dist.ProcessGroupGloo._Options()
+            options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host)]
             group: Any = dist.ProcessGroupGloo(store, rank, world_size, options)
@@ -68,6 +68,10 @@ class WeightGroup:
     def report(self, key: str, content: dict[str, Any]) -> None:
         """Leaves a JSON note of this rank under `key` for the sender."""
         self._store.set(f"{key}/{self.rank}", json.dumps(content))
+
+    def withdraw(self, key: str) -> None:
+        """Takes this rank's note under `key` back, if it has left one."""
+        self._store.delete_key(f"{key}/{self.rank}")
 
     def reports(self, key: str, *, timeout_seconds: float) -> dict[int, dict[str, Any]]:
         """Waits for the notes of every receiving rank under `key`.

@@ -1,5 +1,6 @@
 """The receiving end of a push: a thread that joins the group and fills staging memory while generation goes on."""
 
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -22,13 +23,16 @@ class GroupPlace:
     rank: int
     world_size: int
     transport: str
-    own_host: str
     timeout_seconds: float
 
     @property
     def name(self) -> str:
         """Prefix of the group's keys in the store."""
         return f"weights/{self.run_id}/{self.epoch}"
+
+
+class ReceiverStateError(Exception):
+    """What is asked for does not fit what the receiver has done so far; nothing has changed."""
 
 
 class WeightReceiver:
@@ -43,7 +47,9 @@ class WeightReceiver:
         self._wanted: int | None = None
         self._staged: int | None = None
         self._expires = 0.0
-        self._join_error: str | None = None
+        self._is_receiving = False
+        self._has_left = False
+        self._failure: str | None = None
         self._joining = threading.Thread(target=self._join, name="weights-join", daemon=True)
         self._joining.start()
 
@@ -57,41 +63,57 @@ class WeightReceiver:
                 rank=place.rank,
                 world_size=place.world_size,
                 transport=place.transport,
-                own_host=place.own_host,
+                own_host=_own_host(place.store_host, place.store_port),
                 timeout_seconds=place.timeout_seconds,
             )
-        except (RuntimeError, ValueError) as error:
-            self._join_error = str(error)
+            group.report("joined", {"manifest": self.manifest.digest})
+        except (RuntimeError, ValueError, OSError) as error:
+            self._failure = f"the group was not joined: {error}"
             return
-        self._group = group
-        group.report("joined", {"manifest": self.manifest.digest})
+        with self._lock:
+            if not self._has_left:
+                self._group = group
+                return
+        group.abort()
 
     def begin(self, policy_version: int, *, timeout_seconds: float) -> None:
         """Starts to receive a version in a thread; what was staged before is dropped. Returns at once.
 
         Args:
             policy_version: The version that comes.
-            timeout_seconds: The staged weights are dropped if `take` has not come by then.
+            timeout_seconds: The staged weights expire if they have not been asked for by then.
+
+        Raises:
+            ReceiverStateError: The join or the push before failed or goes on; only a new group is of use then.
         """
         with self._lock:
-            self._wanted, self._staged = policy_version, None
+            if self._failure is not None:
+                raise ReceiverStateError(self._failure)
+            if self._is_receiving:
+                raise ReceiverStateError("the push before has not ended in this group")
+            self._wanted, self._staged, self._is_receiving = policy_version, None, True
             self._expires = time.monotonic() + timeout_seconds
         threading.Thread(target=self._receive, args=(policy_version,), name="weights-stage", daemon=True).start()
 
     def _receive(self, policy_version: int) -> None:
-        self._joining.join(self.place.timeout_seconds)
+        self._joining.join(2 * self.place.timeout_seconds)
         group = self._group
         if group is None:
             return
+        key = f"staged/{policy_version}"
         try:
+            group.withdraw(key)
             digests = self._fill(group)
         except RuntimeError as error:
-            group.report(f"staged/{policy_version}", {"error": str(error)})
+            self._failure = f"receiving policy version {policy_version} failed: {error}"
+            group.report(key, {"error": str(error)})
             return
         with self._lock:
-            if self._wanted == policy_version:
+            self._is_receiving = False
+            is_wanted = self._wanted == policy_version
+            if is_wanted:
                 self._staged = policy_version
-        group.report(f"staged/{policy_version}", {"digests": digests})
+        group.report(key, {"digests": digests} if is_wanted else {"error": "the push was given up"})
 
     def _fill(self, group: WeightGroup) -> list[int]:
         if self._device.type == "cuda":
@@ -117,13 +139,13 @@ class WeightReceiver:
         """The staged tensors by name, views into the staging memory.
 
         Raises:
-            LookupError: This version is not staged, or was staged and has expired.
+            ReceiverStateError: This version is not staged, or was staged and has expired.
         """
         with self._lock:
             if self._staged != policy_version:
-                raise LookupError(f"policy version {policy_version} is not staged (staged: {self._staged})")
+                raise ReceiverStateError(f"policy version {policy_version} is not staged (staged: {self._staged})")
             if time.monotonic() > self._expires:
-                raise LookupError(f"policy version {policy_version} was staged too long ago and has expired")
+                raise ReceiverStateError(f"policy version {policy_version} was staged too long ago and has expired")
         return list(self.manifest.views(self._memory))
 
     def drop(self) -> None:
@@ -134,6 +156,14 @@ class WeightReceiver:
     def leave(self) -> None:
         """Leaves the group; threads that still wait in it end by its timeout."""
         self.drop()
-        if self._group is not None:
-            self._group.abort()
-            self._group = None
+        with self._lock:
+            self._has_left = True
+            group, self._group = self._group, None
+        if group is not None:
+            group.abort()
+
+
+def _own_host(store_host: str, store_port: int) -> str:
+    """This machine's address on the way to the store: the one that the other ranks can reach it at."""
+    with socket.create_connection((store_host, store_port), timeout=10) as connection:
+        return str(connection.getsockname()[0])

@@ -39,11 +39,12 @@ class WeightSender:
         """Broadcasts all tensors, in the order of the manifest.
 
         Args:
-            tensors: Name and full tensor, exactly those of the manifest in its order.
+            tensors: Name and full tensor, exactly those of the manifest in its order; another dtype is converted to
+                the manifest's.
             policy_version: The version that they are.
 
         Raises:
-            ValueError: A name, dtype or shape is not the manifest's.
+            ValueError: A name or shape is not the manifest's. The group is of no use any more.
             RuntimeError: A collective failed or passed its deadline.
         """
         digests: list[int] = []
@@ -62,6 +63,8 @@ class WeightSender:
                 view.copy_(tensor)
                 digests.append(tensor_digest(view))
             sending[side] = self._group.broadcast(buffer)
+        if (name := next(source, ("", None))[0]) != "":
+            raise ValueError(f"push of {name}: the manifest has no more tensors")
         for work in sending:
             if work is not None:
                 work.wait()
