@@ -56,10 +56,12 @@ class RankShare:
 
     Attributes:
         num_tokens: Completion tokens of the whole step over all ranks: what the token mean divides by.
+        num_packed_tokens: Those of them that are in some rank's micro-batches.
         micro_batches: As many on every rank.
     """
 
     num_tokens: int
+    num_packed_tokens: int
     micro_batches: tuple[MicroBatch, ...]
 
 
@@ -84,7 +86,8 @@ def pack(
     """Spreads the rollouts of one step over ranks and micro-batches.
 
     Rows go to ranks longest first, each to the rank with the fewest tokens. Within a rank rows of like length share a
-    micro-batch, so that little is padded.
+    micro-batch, so that little is padded. Groups whose advantages are all zero have no gradient and are left out; they
+    count in the token mean all the same.
 
     Args:
         groups: At least one rollout in all; no prompt is empty.
@@ -104,7 +107,9 @@ def pack(
         raise ValueError("groups has no rollout: must have at least 1")
     for rollout in rollouts:
         _check(rollout)
-    rows = [row for group in groups for row in _rows(group, tokens_per_shared_row)]
+    # Without any gradient the optimizer steps by its momentum alone; one group stands for all.
+    packed = [group for group in groups if any(rollout.advantage for rollout in group.rollouts)] or groups[:1]
+    rows = [row for group in packed for row in _rows(group, tokens_per_shared_row)]
     rows_of_ranks: list[list[_Row]] = [[] for _ in range(num_ranks)]
     tokens_of_ranks = [0] * num_ranks
     for row in sorted(rows, key=attrgetter("length"), reverse=True):
@@ -114,9 +119,11 @@ def pack(
     plans = [_cut(rows_of_rank, tokens_per_micro_batch) for rows_of_rank in rows_of_ranks]
     num_micro_batches = max(len(plan) for plan in plans)
     num_tokens = sum(len(rollout.token_ids) for rollout in rollouts)
+    num_packed_tokens = sum(len(rollout.token_ids) for group in packed for rollout in group.rollouts)
     return [
         RankShare(
             num_tokens,
+            num_packed_tokens,
             tuple(
                 _micro_batch(plan[index], policy_version) if index < len(plan) else _empty_micro_batch()
                 for index in range(num_micro_batches)

@@ -34,9 +34,9 @@ class UpdateReport:
     Attributes:
         is_applied: False if the loss or the gradient was not finite: then the weights are what they were.
         policy_version: Of the weights afterwards.
-        loss: Over the tokens of all ranks, like the shares that follow.
+        loss: Over the tokens of all ranks.
         grad_norm: Before clipping; infinite if the step was skipped.
-        clip_share: Share of tokens whose ratio has left the clip range.
+        clip_share: Of the tokens that were computed, like what follows: share whose ratio has left the clip range.
         truncated_share: Share of tokens whose importance weight was truncated.
         mismatch_kl: Estimate of KL(behaviour, policy) in nats.
         max_logprob_difference: Between policy and behaviour, over tokens whose whole prefix was sampled under the
@@ -153,7 +153,9 @@ class Policy:
         grad_norm = self._step()
         is_applied = math.isfinite(grad_norm)
         self.policy_version += is_applied
-        loss, clip_share, truncated_share, mismatch_kl = sums.tolist()
+        loss, *shares = sums.tolist()
+        # What the loss divided by all tokens is a share of those that were computed.
+        clip_share, truncated_share, mismatch_kl = (x * share.num_tokens / share.num_packed_tokens for x in shares)
         return UpdateReport(
             is_applied=is_applied,
             policy_version=self.policy_version,

@@ -15,13 +15,14 @@ from learner.policy import Policy, UpdateReport
 
 _NUM_TENSORS = 4
 """Of each kind in a MicroBatch: first as many of integers, then as many of floats."""
+_HEADER_SIZE = 4
 
 
 class Command(IntEnum):
-    """What all ranks do next. The header that carries it has two more numbers."""
+    """What all ranks do next. The header that carries it has three more numbers."""
 
     UPDATE = 1
-    """One optimizer step; numbers: tokens of the step, micro-batches of each rank; the share follows."""
+    """One optimizer step; numbers: micro-batches of each rank, tokens of the step, packed ones; the share follows."""
     SAVE = 2
     """Save the state; number: bytes of the folder's name, which follows."""
     LOAD = 3
@@ -29,7 +30,7 @@ class Command(IntEnum):
     GATHER = 4
     """Take part in gathering all parameters."""
     LOGPROBS = 5
-    """Take part in a forward pass without gradients; numbers: 0, 1 micro-batch; the share follows."""
+    """Take part in a forward pass without gradients; number: 1 micro-batch; the share follows."""
     STOP = 6
     """Leave."""
 
@@ -45,15 +46,15 @@ class Leader:
     def update(self, shares: Sequence[RankShare]) -> UpdateReport:
         """One optimizer step; the shares are by rank."""
         own, *others = shares
-        self._say(Command.UPDATE, own.num_tokens, len(own.micro_batches))
+        self._say(Command.UPDATE, len(own.micro_batches), own.num_tokens, own.num_packed_tokens)
         for rank, share in enumerate(others, start=1):
             _send_share(share, rank=rank, group=self._group)
         return self._policy.update(own)
 
     def logprobs(self, micro_batch: MicroBatch) -> Tensor:
         """The log-probability of each completion token, as `Policy.logprobs`, without gradients, on the CPU."""
-        self._say(Command.LOGPROBS, 0, 1)
-        share = RankShare(0, (micro_batch,))
+        self._say(Command.LOGPROBS, 1)
+        share = RankShare(0, 0, (micro_batch,))
         for rank in range(1, self._policy.num_ranks):
             _send_share(share, rank=rank, group=self._group)
         with torch.no_grad():
@@ -90,8 +91,10 @@ class Leader:
         """Lets the other ranks leave."""
         self._say(Command.STOP)
 
-    def _say(self, command: Command, first: int = 0, second: int = 0) -> None:
-        dist.broadcast(torch.tensor([command, first, second], dtype=torch.int64), src=0, group=self._group)
+    def _say(self, command: Command, *numbers: int) -> None:
+        header = torch.zeros(_HEADER_SIZE, dtype=torch.int64)
+        header[: 1 + len(numbers)] = torch.tensor([command, *numbers])
+        dist.broadcast(header, src=0, group=self._group)
 
     def _say_folder(self, command: Command, folder: Path) -> None:
         name = torch.tensor(list(str(folder).encode()), dtype=torch.int64)
@@ -103,20 +106,20 @@ def follow(policy: Policy) -> None:
     """What every rank but 0 does: whatever rank 0 says, until it says stop."""
     group = _control_group()
     while True:
-        header = torch.zeros(3, dtype=torch.int64)
+        header = torch.zeros(_HEADER_SIZE, dtype=torch.int64)
         dist.broadcast(header, src=0, group=group)
-        command, first, second = header.tolist()
+        command, *numbers = header.tolist()
         match Command(command):
             case Command.UPDATE:
-                policy.update(_receive_share(num_tokens=first, num_micro_batches=second, group=group))
+                policy.update(_receive_share(*numbers, group=group))
             case Command.LOGPROBS:
-                share = _receive_share(num_tokens=first, num_micro_batches=second, group=group)
+                share = _receive_share(*numbers, group=group)
                 with torch.no_grad():
                     policy.logprobs(share.micro_batches[0])
             case Command.SAVE:
-                policy.save_state(_receive_folder(first, group=group))
+                policy.save_state(_receive_folder(numbers[0], group=group))
             case Command.LOAD:
-                policy.load_state(_receive_folder(first, group=group))
+                policy.load_state(_receive_folder(numbers[0], group=group))
             case Command.GATHER:
                 for _ in policy.parameters_for_push():
                     pass
@@ -142,7 +145,7 @@ def _send_share(share: RankShare, *, rank: int, group: Any) -> None:
         )
 
 
-def _receive_share(*, num_tokens: int, num_micro_batches: int, group: Any) -> RankShare:
+def _receive_share(num_micro_batches: int, num_tokens: int, num_packed_tokens: int, *, group: Any) -> RankShare:
     shapes = torch.zeros((num_micro_batches, 3), dtype=torch.int64)
     dist.recv(shapes, src=0, group=group)
     micro_batches = []
@@ -152,7 +155,7 @@ def _receive_share(*, num_tokens: int, num_micro_batches: int, group: Any) -> Ra
         dist.recv(integers, src=0, group=group)
         dist.recv(floats, src=0, group=group)
         micro_batches.append(MicroBatch(num_prompt_tokens, *integers, *floats))
-    return RankShare(num_tokens, tuple(micro_batches))
+    return RankShare(num_tokens, num_packed_tokens, tuple(micro_batches))
 
 
 def _receive_folder(num_bytes: int, *, group: Any) -> Path:

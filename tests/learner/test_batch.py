@@ -1,5 +1,7 @@
 """Packing loses no token, stays within the budget and is fair to ranks."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -150,3 +152,22 @@ def test_a_missing_logprob_is_refused() -> None:
     bad = ScoredRollout("s", (1, 2), (-0.5,), ((0, 0),), "stop", 1.0, "correct", 0.5)
     with pytest.raises(ValueError, match="s has 2 tokens and 1 behaviour logprobs"):
         packed([ScoredGroup("g", Prompt("e0-p0", 0, "problem", (9,), "1"), (bad,))])
+
+
+def test_groups_without_a_gradient_are_left_out_and_still_count_in_the_mean() -> None:
+    (share,) = packed([with_advantage(group(0, (1,), [(5, 6)]), 0.0), group(1, (2,), [(7,), (8,)])])
+
+    assert sorted(completion for batch in share.micro_batches for _, completion, _, _ in rows_of(batch)) == [(7,), (8,)]
+    assert (share.num_tokens, share.num_packed_tokens) == (4, 2)
+
+
+def test_one_group_stands_for_a_step_without_any_gradient() -> None:
+    groups = [with_advantage(group(position, (1,), [(5, 6)]), 0.0) for position in range(3)]
+
+    (share,) = packed(groups)
+
+    assert (share.num_tokens, share.num_packed_tokens) == (6, 2)
+
+
+def with_advantage(one: ScoredGroup, advantage: float) -> ScoredGroup:
+    return replace(one, rollouts=tuple(replace(rollout, advantage=advantage) for rollout in one.rollouts))
