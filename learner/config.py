@@ -77,6 +77,8 @@ class LearnerSettings(Settings):
     """Deadline for all rollouts of a group, retries included."""
     push_timeout_seconds: Seconds = 120.0
     """Deadline for each phase of a weight push; a server that misses it leaves the fleet."""
+    fleet_timeout_seconds: Seconds = 600.0
+    """How long the learner waits for a rollout server when none is left, before the run ends."""
     bucket_bytes: Annotated[int, Field(ge=1 << 16)] = 64 << 20
     """Weights are gathered and sent in buckets of about this size; a larger tensor is a bucket of its own."""
     transport: Literal["auto", "gloo", "nccl"] = "auto"

@@ -27,7 +27,7 @@ from learner.run_checkpoints import RunCheckpoints
 from learner.run_log import GroupFigures, RunLog, StepClock
 from learner.servers import ModelFacts, ServerBook
 from learner.service import LearnerServicer, RunStatus
-from learner.weight_push import WeightPush
+from learner.weight_push import WeightPush, WeightPushError
 from protos.learner.v1 import learner_pb2
 from protos.learner.v1.learner_pb2_grpc import add_LearnerServiceServicer_to_server
 from runtime.credentials import read_token
@@ -82,6 +82,7 @@ class Run:
             run_id=assignment.run_id,
             token=self._token,
             device=policy.device,
+            stop=self._status.stop,
         )
         self._probe = Probe(
             background=self._background,
@@ -141,7 +142,12 @@ class Run:
         self._status.phase = learner_pb2.LEARNER_PHASE_PUSHING
         version = self._status.policy_version
         with self._clock.phase("push"):
-            pushed = self._push.push(self._leader.parameters_for_push, policy_version=version)
+            try:
+                pushed = self._push.push(self._leader.parameters_for_push, policy_version=version)
+            except WeightPushError:
+                if self._status.stop.is_set():
+                    return
+                raise
         self._clock.stopped_seconds = pushed.stopped_seconds
         self._collector.set_version(version)
         self._probe.ask(version)

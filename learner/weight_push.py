@@ -7,6 +7,7 @@ again on the rest as the group's next epoch.
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import closing
@@ -76,9 +77,11 @@ class WeightPush:
         run_id: str,
         token: str | None,
         device: torch.device,
+        stop: threading.Event,
     ) -> None:
         self._background, self._servers, self._manifest = background, servers, manifest
         self._settings, self._run_id, self._token, self._device = settings, run_id, token, device
+        self._stop = stop
         self._epoch = time.time_ns() // 1_000_000
         self._members: list[_Member] = []
         self._group: WeightGroup | None = None
@@ -88,13 +91,14 @@ class WeightPush:
         self._store_port = 0
 
     def push(self, tensors: Tensors, *, policy_version: int) -> PushReport:
-        """Pushes a version to every server that is registered.
+        """Pushes a version to every server that is registered; waits for one while there is none.
 
         Raises:
-            WeightPushError: No server is left.
+            WeightPushError: No server came within `fleet_timeout_seconds`, or the run was asked to stop meanwhile.
         """
         begin = time.monotonic()
-        while targets := self._targets():
+        while True:
+            targets = self._wait_for_targets(policy_version)
             try:
                 if [member.info.instance_id for member in self._members] != [info.instance_id for info in targets]:
                     self._join(targets)
@@ -106,13 +110,16 @@ class WeightPush:
                 continue
             metrics.PUSHES.labels("committed").inc()
             return PushReport(len(targets), time.monotonic() - begin, stopped_seconds)
-        raise WeightPushError(f"policy version {policy_version}: no rollout server is left to push to")
 
-    def _targets(self) -> tuple[ServerInfo, ...]:
-        async def targets() -> tuple[ServerInfo, ...]:
+    def _wait_for_targets(self, policy_version: int) -> tuple[ServerInfo, ...]:
+        async def known() -> tuple[ServerInfo, ...]:
             return self._servers.push_targets()
 
-        return self._background.call(targets(), timeout_seconds=10)
+        deadline = time.monotonic() + self._settings.fleet_timeout_seconds
+        while not (targets := self._background.call(known(), timeout_seconds=10)):
+            if self._stop.wait(0.2) or time.monotonic() > deadline:
+                raise WeightPushError(f"policy version {policy_version}: there is no rollout server to push to")
+        return targets
 
     def _join(self, targets: tuple[ServerInfo, ...]) -> None:
         self.leave()

@@ -97,6 +97,8 @@ class WeightWorker:
 
     def _reload_layerwise(self, weights: list[tuple[str, torch.Tensor]]) -> None:
         # Weights that are packed after loading (CPU) or quantised cannot be overwritten in place.
+        # It warns at every reload that modules without weights of their own got none: rotary embeddings, a tied head.
+        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         model = self.model_runner.model
         initialize_layerwise_reload(model)
         model.load_weights(weights)
