@@ -255,6 +255,10 @@ class RolloutFleet:
                     outstanding -= share
                     server.outstanding_tokens -= share
             server.rest_seconds = _SHORTEST_REST_SECONDS
+        except asyncio.CancelledError:
+            # gRPC says so too when a channel is closed under its calls, which is no cancel of ours.
+            if _is_cancelled() or self._servers.get(server.info.address) is server:
+                raise
         finally:
             server.outstanding_tokens -= outstanding
 
@@ -278,6 +282,11 @@ class RolloutFleet:
         """Closes every channel."""
         for address in list(self._servers):
             await self.remove_server(address)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 async def _handshake(address: str, stub: _Stub, *, timeout_seconds: float) -> ServerInfo:

@@ -67,7 +67,7 @@ class VersionedScheduling:
 
     def _take_back_prefills(self) -> None:
         """Sends requests whose prompt is computed in part back to the queue."""
-        running: list[Request] = self.running  # type: ignore[attr-defined,has-type]
+        running: list[Request] = self.running  # type: ignore[has-type]
         started = [request for request in running if request.num_output_tokens == 0]
         self.running = [request for request in running if request.num_output_tokens > 0]
         for request in reversed(started):

@@ -4,6 +4,7 @@ vLLM mixes this class into its worker (`worker_extension_cls`); the engine calls
 plain arguments, in its busy loop between two steps, so nothing else runs meanwhile.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -61,6 +61,8 @@ class WeightGroup:
 
     def broadcast(self, data: torch.Tensor) -> Any:
         """Starts to send `data` from rank 0 to all; returns a handle whose `wait()` ends it, or raises RuntimeError."""
+        if self._group is None:
+            raise RuntimeError("the group was aborted")
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         return self._group.broadcast([data], options)
@@ -89,9 +91,9 @@ class WeightGroup:
 
     def abort(self) -> None:
         """Ends the group at once; collectives in flight fail."""
-        if hasattr(self._group, "abort"):
-            self._group.abort()
-        self._group = None
+        group, self._group = self._group, None
+        if hasattr(group, "abort"):
+            group.abort()
 
 
 def open_store(host: str) -> tuple[dist.TCPStore, int]:

@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -106,14 +107,17 @@ class WeightReceiver:
             digests = self._fill(group)
         except RuntimeError as error:
             self._failure = f"receiving policy version {policy_version} failed: {error}"
-            group.report(key, {"error": str(error)})
+            # A sender that has gone took the store with it.
+            with suppress(RuntimeError):
+                group.report(key, {"error": str(error)})
             return
         with self._lock:
             self._is_receiving = False
             is_wanted = self._wanted == policy_version
             if is_wanted:
                 self._staged = policy_version
-        group.report(key, {"digests": digests} if is_wanted else {"error": "the push was given up"})
+        with suppress(RuntimeError):
+            group.report(key, {"digests": digests} if is_wanted else {"error": "the push was given up"})
 
     def _fill(self, group: WeightGroup) -> list[int]:
         if self._device.type == "cuda":
