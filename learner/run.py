@@ -80,7 +80,6 @@ class Run:
             manifest=WeightManifest.make(policy.manifest_entries(), bucket_bytes=self._settings.bucket_bytes),
             settings=self._settings,
             run_id=assignment.run_id,
-            token=self._token,
             device=policy.device,
             stop=self._status.stop,
         )

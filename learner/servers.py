@@ -50,7 +50,9 @@ class ServerBook:
         """Servers that take requests."""
         self.rewards = RewardClient(token=token)
         """Reward servers."""
-        self._token, self._model = token, model
+        self.token = token
+        """What every call to a server carries."""
+        self._model = model
         # Asked what they are, but not yet given the learner's weights.
         self._waiting: dict[str, ServerInfo] = {}
         self._lost: dict[str, str] = {}
@@ -66,7 +68,7 @@ class ServerBook:
             await self.rewards.add_server(address)
             log.info("reward server registered", address=address)
             return
-        newcomers = RolloutFleet(token=self._token)
+        newcomers = RolloutFleet(token=self.token)
         try:
             info = await newcomers.add_server(address, timeout_seconds=HANDSHAKE_SECONDS)
         finally:

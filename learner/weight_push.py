@@ -75,12 +75,11 @@ class WeightPush:
         manifest: WeightManifest,
         settings: LearnerSettings,
         run_id: str,
-        token: str | None,
         device: torch.device,
         stop: threading.Event,
     ) -> None:
         self._background, self._servers, self._manifest = background, servers, manifest
-        self._settings, self._run_id, self._token, self._device = settings, run_id, token, device
+        self._settings, self._run_id, self._device = settings, run_id, device
         self._stop = stop
         self._epoch = time.time_ns() // 1_000_000
         self._members: list[_Member] = []
@@ -199,7 +198,7 @@ class WeightPush:
         abort = weights_pb2.AbortWeightsRequest(run_id=self._run_id, epoch=self._epoch)
 
         async def probe(info: ServerInfo) -> ServerInfo | None:
-            async with dial(info.admin_address, token=self._token) as channel:
+            async with dial(info.admin_address, token=self._servers.token) as channel:
                 try:
                     stub = weights_pb2_grpc.WeightServiceStub(channel)
                     await stub.AbortWeights(abort, timeout=PROBE_SECONDS)
@@ -233,7 +232,7 @@ class WeightPush:
     async def _dial(self, targets: tuple[ServerInfo, ...]) -> list[_Member]:
         members: list[_Member] = []
         for info in targets:
-            channel = dial(info.admin_address, token=self._token)
+            channel = dial(info.admin_address, token=self._servers.token)
             members.append(_Member(info, channel, weights_pb2_grpc.WeightServiceStub(channel)))
         return members
 
