@@ -27,13 +27,11 @@ test: install-dev ## run the tests (ARGS="-k push" picks some)
 	@$(BIN)/python -m pytest $(ARGS)
 
 check: install-dev ## run every linter, and compare the generated code
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
-	@$(BIN)/buf lint
-	@$(BIN)/buf format --diff --exit-code
-	@$(BIN)/python -m protos.generate --check
+	@echo "ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@echo "mypy (the first time takes a minute)" && $(BIN)/mypy
+	@echo "import-linter" && $(BIN)/lint-imports --no-logo
+	@echo "buf" && $(BIN)/buf lint && $(BIN)/buf format --diff --exit-code
+	@echo "generated code" && $(BIN)/python -m protos.generate --check
 
 protos: install-dev ## generate the code of the .proto files
 	@$(BIN)/buf format --write
