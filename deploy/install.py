@@ -202,11 +202,11 @@ def find_python() -> str | None:
 
 def pip_failure(log: str) -> str:
     """Says in one line what went wrong, from what pip printed: its last error, and the cure where one is known."""
-    errors = re.findall(r"^(?:ERROR: |\w*Error: )(.+)$", log, re.MULTILINE)
-    reason = errors[-1].strip() if errors else "it says no more"
+    errors = re.findall(r"^(?:ERROR: (?!ResolutionImpossible)|\w*Error: )(.+)$", log, re.MULTILINE)
+    reason = errors[-1].strip().rstrip(".") if errors else "it says no more"
     if "No space left on device" in log:
         return f"{reason}: free some disk, then run it again"
-    if re.search(r"NewConnectionError|name resolution|ConnectTimeout|ReadTimeout|Max retries|ProxyError", log):
+    if re.search(r"NewConnectionError|NameResolutionError|ConnectTimeout|ReadTimeout|Max retries|ProxyError", log):
         return (
             f"{reason}: the package index is out of reach; see to the network or pip's configuration, then run it again"
         )

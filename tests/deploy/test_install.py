@@ -74,7 +74,11 @@ def test_cpu_flags_are_those_of_the_processor() -> None:
     ("log", "expected"),
     [
         (
-            "WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for torch==2.13.0+cpu\n",
+            (
+                "WARNING: Retrying after NameResolutionError\n"
+                "ERROR: No matching distribution found for torch==2.13.0+cpu\n"
+                "ERROR: ResolutionImpossible: for help visit the documentation\n"
+            ),
             "No matching distribution found for torch==2.13.0+cpu: the package index is out of reach",
         ),
         ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n", "free some disk"),
