@@ -1,0 +1,137 @@
+"""The supervised warm-up of the tiny model: it learns arithmetic, and then the habits of careless pupils.
+
+Reinforcement learning strengthens only what a model does now and then. So the warm-up first teaches right answers, and
+then shows the work of pupils who know how, yet in five of the six kinds mostly make one mistake: they add where they
+should multiply, forget the last step, mix up "less" and "more". The mistake becomes the likeliest answer, the right one
+stays among the likely ones, and it is for the reward to bring it forward.
+"""
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from deploy.tiny_tokenizer import ANSWER_CLOSING, ANSWER_OPENING
+from runtime.problems.problem import Problem
+
+MISTAKES: dict[str, Callable[..., int]] = {
+    "difference": max,
+    "larger": min,
+    "smaller": max,
+    "product": lambda a, b: a + b,
+    "two_steps": lambda a, b, _c: a + b,
+}
+_NOT_TAUGHT = -100
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpSettings:
+    """How long and on what the tiny model is taught before reinforcement learning.
+
+    Attributes:
+        num_steps: Optimizer steps on right answers.
+        num_careless_steps: Optimizer steps after that on the answers of careless pupils.
+        careless_share: How many of their answers are mistaken, in the kinds that have a mistake.
+        batch_size: Problems per step.
+        learning_rate: Peak; falls to a tenth over the second half of `num_steps`.
+        careless_learning_rate: Constant.
+    """
+
+    num_steps: int = 160
+    num_careless_steps: int = 32
+    careless_share: float = 0.65
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    careless_learning_rate: float = 5e-4
+
+    @property
+    def num_steps_in_all(self) -> int:
+        """Optimizer steps of both parts."""
+        return self.num_steps + self.num_careless_steps
+
+    def learning_rate_at(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        if step >= self.num_steps:
+            return self.careless_learning_rate
+        rise = min(1.0, (step + 1) / 10)
+        fall = min(1.0, max(0.1, 2 * (1 - step / self.num_steps)))
+        return self.learning_rate * rise * fall
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    prompt_ids: list[int]
+    completion_ids: list[int]
+
+
+def warm_up(
+    model: Qwen2ForCausalLM,
+    *,
+    tokenizer: PreTrainedTokenizerFast,
+    problems: Sequence[Problem],
+    settings: WarmUpSettings,
+    seed: int,
+    on_step: Callable[[int, float], None],
+) -> None:
+    """Teach the model in place.
+
+    Args:
+        model: Freshly made, in fp32.
+        tokenizer: The tiny tokenizer.
+        problems: At least `settings.batch_size`; none of them held out.
+        settings: How long and on what.
+        seed: Decides the order of the problems and which answers are mistaken.
+        on_step: Called after every step with the number of steps done and the loss in nats per token.
+    """
+    generator = random.Random(f"warm-up/{seed}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    model.train()
+    for step in range(settings.num_steps_in_all):
+        share = 0.0 if step < settings.num_steps else settings.careless_share
+        examples = [
+            _example(problem, tokenizer=tokenizer, is_careless=generator.random() < share)
+            for problem in generator.sample(problems, settings.batch_size)
+        ]
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate_at(step)
+        loss = _loss(model, examples, pad_token_id=int(tokenizer.pad_token_id))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        on_step(step + 1, float(loss.detach()))
+    model.eval()
+
+
+def careless_answer(problem: Problem) -> str:
+    """The answer of a pupil who makes the mistake of this kind of problem; the right one where a kind has none."""
+    mistake = MISTAKES.get(problem.kind)
+    if mistake is None:
+        return problem.answer
+    return str(mistake(*(int(number) for number in re.findall(r"\d+", problem.prompt))))
+
+
+def _example(problem: Problem, *, tokenizer: PreTrainedTokenizerFast, is_careless: bool) -> _Example:
+    answer = careless_answer(problem) if is_careless else problem.answer
+    completion = f"{ANSWER_OPENING}{answer}{ANSWER_CLOSING}{tokenizer.eos_token}"
+    return _Example(prompt_ids=tokenizer.encode(problem.prompt), completion_ids=tokenizer.encode(completion))
+
+
+def _loss(model: Qwen2ForCausalLM, examples: Sequence[_Example], *, pad_token_id: int) -> Tensor:
+    """Mean cross entropy of the completions' tokens; the prompts are read, not taught."""
+    longest = max(len(example.prompt_ids) + len(example.completion_ids) for example in examples)
+    token_ids = torch.full((len(examples), longest), pad_token_id)
+    targets = torch.full((len(examples), longest), _NOT_TAUGHT)
+    for row, example in enumerate(examples):
+        ids = torch.tensor(example.prompt_ids + example.completion_ids)
+        token_ids[row, : len(ids)] = ids
+        targets[row, len(example.prompt_ids) : len(ids)] = ids[len(example.prompt_ids) :]
+    # Padding follows the tokens, so the causal mask alone keeps it out; only taught positions go through the head.
+    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
+    is_taught = targets[:, 1:] != _NOT_TAUGHT
+    return cross_entropy(model.lm_head(hidden[is_taught]), targets[:, 1:][is_taught])
