@@ -253,12 +253,15 @@ class VllmEngine:
 
 def _engine_arguments(settings: RolloutSettings, *, is_cpu: bool) -> dict[str, Any]:
     scheduler = "VersionedScheduler" if is_cpu else "VersionedAsyncScheduler"
+    # On a CPU a step holds whole prompts. vLLM winds a seeded generator back when a prompt is computed in parts, and
+    # torch's CPU generator cannot be: "CPU Generator does not use offset" ends the engine.
+    shortest_step = settings.context_length if is_cpu else 1
     arguments: dict[str, Any] = {
         "model": settings.model,
         "dtype": settings.dtype,
         "max_model_len": settings.context_length,
         "max_num_seqs": settings.max_running_samples,
-        "max_num_batched_tokens": max(settings.max_batched_tokens, settings.max_running_samples),
+        "max_num_batched_tokens": max(settings.max_batched_tokens, settings.max_running_samples, shortest_step),
         "tensor_parallel_size": settings.tensor_parallel_size,
         "gpu_memory_utilization": settings.memory_share,
         "seed": settings.seed,
@@ -268,6 +271,7 @@ def _engine_arguments(settings: RolloutSettings, *, is_cpu: bool) -> dict[str, A
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "enable_prefix_caching": True,
+        "enable_chunked_prefill": not is_cpu,
         "disable_log_stats": False,
         "scheduler_cls": f"rollout_server.vllm_scheduler.{scheduler}",
         "worker_extension_cls": "rollout_server.vllm_worker.WeightWorker",
