@@ -105,7 +105,7 @@ def _make(folder: Path, *, settings: TinyModelSettings, seed: int, console: Cons
     with _few_threads(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _new_model(tokenizer, settings=settings)
-        with _progress(console, num_steps=settings.warm_up.num_steps_in_all) as on_step:
+        with _progress(console, num_steps=settings.warm_up.max_steps) as on_step:
             warm_up(
                 model,
                 tokenizer=tokenizer,

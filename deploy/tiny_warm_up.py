@@ -27,6 +27,8 @@ MISTAKES: dict[str, Callable[..., int]] = {
     "two_steps": lambda a, b, _c: a + b,
 }
 _NOT_TAUGHT = -100
+_PROBE_SIZE = 240
+_STEPS_BETWEEN_CHECKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +37,26 @@ class WarmUpSettings:
 
     Attributes:
         num_steps: Optimizer steps on right answers.
-        num_careless_steps: Optimizer steps after that on the answers of careless pupils.
+        max_careless_steps: Most optimizer steps after that on the answers of careless pupils.
         careless_share: How many of their answers are mistaken, in the kinds that have a mistake.
+        careless_accuracy: They end as soon as the model's greedy answers are right no more often than this.
         batch_size: Problems per step.
         learning_rate: Peak; falls to a tenth over the second half of `num_steps`.
         careless_learning_rate: Constant.
     """
 
     num_steps: int = 160
-    num_careless_steps: int = 32
-    careless_share: float = 0.65
+    max_careless_steps: int = 64
+    careless_share: float = 0.7
+    careless_accuracy: float = 0.32
     batch_size: int = 64
     learning_rate: float = 3e-3
     careless_learning_rate: float = 5e-4
 
     @property
-    def num_steps_in_all(self) -> int:
-        """Optimizer steps of both parts."""
-        return self.num_steps + self.num_careless_steps
+    def max_steps(self) -> int:
+        """Most optimizer steps of both parts."""
+        return self.num_steps + self.max_careless_steps
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
@@ -86,12 +90,14 @@ def warm_up(
         problems: At least `settings.batch_size`; none of them held out.
         settings: How long and on what.
         seed: Decides the order of the problems and which answers are mistaken.
-        on_step: Called after every step with the number of steps done and the loss in nats per token.
+        on_step: Called after every step with the number of steps done and the loss in nats per token; for the last time
+            with `settings.max_steps`, even if fewer were needed.
     """
     generator = random.Random(f"warm-up/{seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
     model.train()
-    for step in range(settings.num_steps_in_all):
+    probe = [_example(problem, tokenizer=tokenizer, is_careless=False) for problem in problems[:_PROBE_SIZE]]
+    for step in range(settings.max_steps):
         share = 0.0 if step < settings.num_steps else settings.careless_share
         examples = [
             _example(problem, tokenizer=tokenizer, is_careless=generator.random() < share)
@@ -99,12 +105,17 @@ def warm_up(
         ]
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate_at(step)
-        loss = _loss(model, examples, pad_token_id=int(tokenizer.pad_token_id))
+        logits, targets = _completions(model, examples)
+        loss = cross_entropy(logits[targets != _NOT_TAUGHT], targets[targets != _NOT_TAUGHT])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        on_step(step + 1, float(loss.detach()))
+        is_checked = step >= settings.num_steps and (step - settings.num_steps) % _STEPS_BETWEEN_CHECKS == 0
+        is_last = is_checked and _greedy_accuracy(model, probe) <= settings.careless_accuracy
+        on_step(settings.max_steps if is_last else step + 1, float(loss.detach()))
+        if is_last:
+            break
     model.eval()
 
 
@@ -122,16 +133,27 @@ def _example(problem: Problem, *, tokenizer: PreTrainedTokenizerFast, is_careles
     return _Example(prompt_ids=tokenizer.encode(problem.prompt), completion_ids=tokenizer.encode(completion))
 
 
-def _loss(model: Qwen2ForCausalLM, examples: Sequence[_Example], *, pad_token_id: int) -> Tensor:
-    """Mean cross entropy of the completions' tokens; the prompts are read, not taught."""
+@torch.no_grad()
+def _greedy_accuracy(model: Qwen2ForCausalLM, examples: Sequence[_Example]) -> float:
+    """Share of examples whose every completion token is the likeliest one."""
+    logits, targets = _completions(model, examples)
+    is_right = (logits.argmax(-1) == targets) | (targets == _NOT_TAUGHT)
+    return float(is_right.all(dim=1).float().mean())
+
+
+def _completions(model: Qwen2ForCausalLM, examples: Sequence[_Example]) -> tuple[Tensor, Tensor]:
+    """Logits and targets of the completions' tokens, each example a row; the prompts are read, not taught."""
     longest = max(len(example.prompt_ids) + len(example.completion_ids) for example in examples)
-    token_ids = torch.full((len(examples), longest), pad_token_id)
-    targets = torch.full((len(examples), longest), _NOT_TAUGHT)
+    num_taught = max(len(example.completion_ids) for example in examples)
+    token_ids = torch.zeros(len(examples), longest, dtype=torch.long)
+    targets = torch.full((len(examples), num_taught), _NOT_TAUGHT)
     for row, example in enumerate(examples):
         ids = torch.tensor(example.prompt_ids + example.completion_ids)
         token_ids[row, : len(ids)] = ids
-        targets[row, len(example.prompt_ids) : len(ids)] = ids[len(example.prompt_ids) :]
-    # Padding follows the tokens, so the causal mask alone keeps it out; only taught positions go through the head.
-    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
-    is_taught = targets[:, 1:] != _NOT_TAUGHT
-    return cross_entropy(model.lm_head(hidden[is_taught]), targets[:, 1:][is_taught])
+        targets[row, : len(example.completion_ids)] = torch.tensor(example.completion_ids)
+    first = torch.tensor([len(example.prompt_ids) - 1 for example in examples]).unsqueeze(1)
+    positions = (first + torch.arange(num_taught)).clamp(max=longest - 1)
+    # Zeros follow the tokens, so the causal mask alone keeps them out; only completions go through the head.
+    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state
+    taught = hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+    return model.lm_head(taught), targets

@@ -13,7 +13,7 @@ from deploy.tiny_warm_up import MISTAKES, WarmUpSettings, careless_answer
 from runtime.problems.arithmetic import KINDS, ArithmeticProblems, arithmetic_problems
 from runtime.problems.tokenizer import load_tokenizer, stop_token_ids, tokenizer_fingerprint
 
-TWO_STEPS = TinyModelSettings(num_problems=64, warm_up=WarmUpSettings(num_steps=1, num_careless_steps=1, batch_size=8))
+TWO_STEPS = TinyModelSettings(num_problems=64, warm_up=WarmUpSettings(num_steps=1, max_careless_steps=1, batch_size=8))
 
 
 @pytest.fixture(scope="module")
