@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,6 +19,7 @@ from deploy.run_records import EvaluationRecord, StepRecord
 _NUM_ROWS = 12
 _PLAIN_SECONDS = 2.0
 _PLAIN_STEPS = 10
+_FEW_STEPS = 3
 _SPEED_STEPS = 50
 """Steps that speed and time left are taken from."""
 
@@ -40,14 +42,13 @@ class Progress:
         self.steps.append(record)
 
     def steps_per_minute(self) -> float | None:
-        """Over the last steps, waits included; None before there are two."""
-        last = self.steps[-_SPEED_STEPS:]
-        seconds = last[-1].time_unix - last[0].time_unix if last else 0.0
-        return 60 * (last[-1].step - last[0].step) / seconds if seconds > 0 else None
+        """Median over the last steps, waits included; None before there is one."""
+        seconds = [record.step_seconds for record in self.steps[-_SPEED_STEPS:]]
+        return 60 / median(seconds) if seconds and median(seconds) > 0 else None
 
     def seconds_left(self) -> float | None:
-        """At the speed of the last steps; None before there is one."""
-        speed = self.steps_per_minute()
+        """At the speed of the last steps; None before there are a few, as the first one also waits for a start."""
+        speed = self.steps_per_minute() if len(self.steps) >= _FEW_STEPS else None
         return 60 * (self.num_steps - self.steps[-1].step) / speed if speed else None
 
     def held_out(self, step: int) -> float | None:

@@ -69,10 +69,10 @@ class ServiceHandle:
     def failure(self, state: ServiceState) -> Exception:
         """What an end that was not wanted means for the user, in one line."""
         log = "" if self._spec is None else f"; its log: {self._spec.log_file}"
-        words = state.log_tail[-1].strip() if state.log_tail else "it said nothing"
+        words = last_words(state)
         if state.returncode == _USER_ERROR:
             return UserError(f"{self.name}: {words.removeprefix('tandem: ')}")
-        return RunFailedError(f"{self.name} {state.reason}: {words}{log}")
+        return RunFailedError(f"{self.name} {state.reason}{f': {words}' if words else ''}{log}")
 
     async def stop(self, *, grace_seconds: float) -> None:
         """Ends the process and the actor, whatever state they are in."""
@@ -103,6 +103,12 @@ class ServiceHandle:
         return ServiceState(
             generation=0, phase=ServicePhase.STARTING, reason=reason, num_restarts=self._num_actor_deaths
         )
+
+
+def last_words(state: ServiceState) -> str:
+    """The last line of a log, where it is a reason: a process that was killed by a signal had no time to give one."""
+    was_killed = state.returncode is not None and state.returncode < 0
+    return "" if was_killed or not state.log_tail else state.log_tail[-1].strip()
 
 
 GRPC_SERVICES = {

@@ -22,6 +22,7 @@ from deploy.run_records import (
     read_evaluations,
     read_steps,
 )
+from deploy.service_handle import last_words
 from deploy.services import Services
 from deploy.supervisor import ServicePhase, ServiceState
 from evaluation.accuracy import EvaluationError, evaluate
@@ -196,7 +197,8 @@ class TrainRun:
         if before is not None:
             await (self._fleet if is_rollout else self._rewards).remove_server(before.address)
         if state.phase is not ServicePhase.READY or state.ready is None:
-            self._display.note(f"{bundle.name} {state.reason}; it is started again")
+            words = last_words(state)
+            self._display.note(f"{bundle.name} {state.reason}{f' ({words})' if words else ''}; it is started again")
             return
         self._display.note(f"{bundle.name} serves again")
         if not is_rollout:

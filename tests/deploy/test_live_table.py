@@ -30,11 +30,19 @@ def test_a_plain_line_says_where_the_run_is() -> None:
     )
 
 
-def test_the_first_step_has_no_speed_yet() -> None:
+def test_time_left_is_not_told_from_a_single_step() -> None:
     progress = Progress(num_steps=300)
-    progress.add(step_record(1))
+    progress.add(step_record(1, step_seconds=30.0))
 
-    assert plain_line(progress).endswith("- steps/min  -:-- left")
+    assert plain_line(progress).endswith("-:-- left")
+
+
+def test_a_pause_between_stop_and_resume_does_not_count_for_the_speed() -> None:
+    progress = Progress(num_steps=300)
+    for step in range(1, 21):
+        progress.add(step_record(step, time_unix=1000.0 + step + (5000 if step > 10 else 0)))
+
+    assert progress.steps_per_minute() == 120
 
 
 def test_plain_lines_come_every_ten_steps_and_at_the_end() -> None:
