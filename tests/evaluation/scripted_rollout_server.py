@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import grpc
 
@@ -10,6 +11,7 @@ from protos.rollout.v1 import rollout_pb2, rollout_pb2_grpc
 from runtime.errors import WrongStateError
 from runtime.serving import Listener
 
+Context = grpc.aio.ServicerContext[Any, Any]
 Script = Callable[[tuple[int, ...]], Sequence[int]]
 """Token ids of the completion of a prompt; the stop token ends it."""
 
@@ -24,7 +26,7 @@ class ScriptedRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         self.policy_version = 0
 
     async def GetServerInfo(
-        self, request: rollout_pb2.GetServerInfoRequest, context: grpc.aio.ServicerContext
+        self, request: rollout_pb2.GetServerInfoRequest, context: Context
     ) -> rollout_pb2.GetServerInfoResponse:
         return rollout_pb2.GetServerInfoResponse(
             model="scripted",
@@ -38,7 +40,7 @@ class ScriptedRolloutServicer(rollout_pb2_grpc.RolloutServiceServicer):
         )
 
     async def Generate(
-        self, request: rollout_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+        self, request: rollout_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[rollout_pb2.GenerateResponse]:
         if request.HasField("exact_policy_version") and request.exact_policy_version != self.policy_version:
             raise WrongStateError(f"exact_policy_version: the server serves {self.policy_version}")
