@@ -20,6 +20,7 @@ from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
 
 TINY = "tiny"
+_MODEL_FILE = "config.json"
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -50,7 +51,7 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        config = _with_model(config)
+        config = with_model(config, is_resumed=earlier is not None)
         folder = earlier or make_run_folder(config, now=datetime.now(UTC))
         folder.config_file.write_text(dump_toml(config), encoding="utf-8")
         return _train(config, folder, is_resumed=earlier is not None, console=console, begin=begin)
@@ -77,16 +78,20 @@ def _settings(
     return folder, load_run_file(folder.config_file, overrides)
 
 
-def _with_model(config: RunConfig) -> RunConfig:
+def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
     """Fills in the folder of the model that servers and learner load; the tiny one is made where it is missing."""
+    known = Path(config.rollout.model)
+    if is_resumed and (known / _MODEL_FILE).is_file():
+        # What `tiny` makes may have changed since; a run goes on with the tokenizer that it began with.
+        return config
     if config.model.source == TINY:
         from deploy.tiny_model import ensure_tiny_model
 
         model = ensure_tiny_model(cache_folder=Path(config.model.cache_folder).expanduser(), seed=config.run.seed)
     else:
         model = Path(config.model.source).expanduser()
-        if not (model / "config.json").is_file():
-            raise UserError(f"model.source = {config.model.source}: is no model folder, it has no config.json")
+        if not (model / _MODEL_FILE).is_file():
+            raise UserError(f"model.source = {config.model.source}: is no model folder, it has no {_MODEL_FILE}")
     rollout = config.rollout.model_copy(update={"model": str(model.absolute())})
     return config.model_copy(update={"rollout": rollout})
 
