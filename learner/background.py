@@ -36,13 +36,16 @@ class Background:
 
     def close(self) -> None:
         """Cancels what still runs and ends the thread."""
-
-        async def cancel_rest() -> None:
-            rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in rest:
-                task.cancel()
-            await asyncio.wait(rest, timeout=5) if rest else None
-
-        self.call(cancel_rest(), timeout_seconds=10)
+        self.call(_cancel_rest(), timeout_seconds=10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=5)

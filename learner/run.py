@@ -27,7 +27,7 @@ from learner.run_checkpoints import RunCheckpoints
 from learner.run_log import GroupFigures, RunLog, StepClock
 from learner.servers import ModelFacts, ServerBook
 from learner.service import LearnerServicer, RunStatus
-from learner.weight_push import WeightPush, WeightPushError
+from learner.weight_push import PushReport, WeightPush, WeightPushError
 from protos.learner.v1 import learner_pb2
 from protos.learner.v1.learner_pb2_grpc import add_LearnerServiceServicer_to_server
 from runtime.credentials import read_token
@@ -133,6 +133,8 @@ class Run:
         while not self._status.stop.wait(POLL_SECONDS):
             enough_rollout = self._servers.num_rollout >= self._assignment.num_rollout_servers
             if enough_rollout and self._servers.num_reward >= self._assignment.num_reward_servers:
+                # The wait for servers is no part of the first step.
+                self._clock.restart()
                 return True
         return False
 
@@ -141,16 +143,22 @@ class Run:
         self._status.phase = learner_pb2.LEARNER_PHASE_PUSHING
         version = self._status.policy_version
         with self._clock.phase("push"):
-            try:
-                pushed = self._push.push(self._leader.parameters_for_push, policy_version=version)
-            except WeightPushError:
-                if self._status.stop.is_set():
-                    return
-                raise
+            pushed = self._push_version()
+        if pushed is None:
+            return
         self._clock.stopped_seconds = pushed.stopped_seconds
         self._collector.set_version(version)
         self._probe.ask(version)
         self._collector.start(self._background)
+
+    def _push_version(self) -> PushReport | None:
+        """Pushes the learner's version; None if the run was asked to stop before there was a server."""
+        try:
+            return self._push.push(self._leader.parameters_for_push, policy_version=self._status.policy_version)
+        except WeightPushError:
+            if self._status.stop.is_set():
+                return None
+            raise
 
     def next_groups(self) -> list[ScoredGroup] | None:
         """Waits for the groups of a step; servers that register meanwhile are given weights. None if asked to stop."""
@@ -161,7 +169,7 @@ class Run:
                 if groups is not None:
                     return groups
                 if self._servers.has_waiting:
-                    self._push.push(self._leader.parameters_for_push, policy_version=self._status.policy_version)
+                    self._push_version()
         return None
 
     def update(self, groups: Sequence[ScoredGroup]) -> UpdateReport:

@@ -1,5 +1,6 @@
 """Both listeners of a rollout server over a scripted engine, in this process."""
 
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -40,9 +41,11 @@ async def scripted_server(
     served: ServedWeights | None = None,
     max_queued_samples: int = 64,
     tokenizer_fingerprint: str = "f" * 64,
+    engine: ScriptedEngine | None = None,
+    port: int = 0,
 ) -> AsyncIterator[ScriptedServer]:
     """Serves until the block ends; the stubs carry the token."""
-    engine = ScriptedEngine()
+    engine = engine or ScriptedEngine()
     served = served or ServedWeights()
     engine.policy_version = served.policy_version
     admin = await Listener.start(
@@ -56,12 +59,12 @@ async def scripted_server(
         model=ServedModel("folder", tokenizer_fingerprint, (1,)),
         build="0",
         admin_address=admin.address,
-        instance_id="instance",
+        instance_id=uuid.uuid4().hex,
     )
     servicer = RolloutServicer(engine, served, facts, max_queued_samples=max_queued_samples)
     public = await Listener.start(
         host="127.0.0.1",
-        port=0,
+        port=port,
         services=[ROLLOUT_SERVICE],
         register=[partial(add_RolloutServiceServicer_to_server, servicer)],
         token=token,
