@@ -35,6 +35,8 @@ log = structlog.get_logger()
 REWARD_TIMEOUT_SECONDS = 60.0
 SMALLEST_GROUP = 2
 """A group with fewer scored rollouts than this has no advantages."""
+MAX_REFUSED_IN_A_ROW = 100
+"""So many groups refused, and none generated in between, end the run."""
 
 
 class Collector:
@@ -58,6 +60,7 @@ class Collector:
         self._ready: deque[ScoredGroup] = deque()
         self._delivered = threading.Condition()
         self._failure: BaseException | None = None
+        self._num_refused_in_a_row = 0
         self._background: Background | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -108,7 +111,7 @@ class Collector:
         with self._delivered:
             self._delivered.wait_for(lambda: len(self._ready) >= num_groups or self._failure, timeout_seconds)
             if self._failure is not None:
-                raise RuntimeError(f"collecting has failed: {self._failure}") from self._failure
+                raise RuntimeError(f"collecting has failed: {_first(self._failure)}") from self._failure
             self._drop_stale()
             if len(self._ready) < num_groups:
                 return None
@@ -116,29 +119,22 @@ class Collector:
 
     def _drop_stale(self) -> None:
         oldest = self._policy_version - self._settings.max_staleness
-        fresh = [group for group in self._ready if min(r.oldest_version for r in group.rollouts) >= oldest]
-        for group in self._ready:
-            if group not in fresh:
-                ids = [rollout.sample_id for rollout in group.rollouts]
-                self._end(ids, end="dropped", reason="stale")
-                self._prompts.mark_done(group.prompt.position)
-                self._release(1)
-        self._ready = deque(fresh)
+        for group in list(self._ready):
+            if min(rollout.oldest_version for rollout in group.rollouts) < oldest:
+                self._ready.remove(group)
+                self._end([rollout.sample_id for rollout in group.rollouts], end="dropped", reason="stale")
+                self.release([group])
 
     def release(self, groups: Sequence[ScoredGroup]) -> None:
         """Gives the slots of groups back that were trained on; after the push, so that new ones are fresh."""
+        assert self._loop is not None, "groups come from collecting"
         for group in groups:
             self._prompts.mark_done(group.prompt.position)
-        self._release(len(groups))
+            self._loop.call_soon_threadsafe(self._slots.release)
 
     def set_version(self, policy_version: int) -> None:
         """The learner has a new version."""
         self._policy_version = policy_version
-
-    def _release(self, num_slots: int) -> None:
-        if self._loop is not None:
-            for _ in range(num_slots):
-                self._loop.call_soon_threadsafe(self._slots.release)
 
     async def _collect(self, prompt: Prompt) -> None:
         """The way of one prompt: issued, generated, scored, delivered; or every sample ended with a reason."""
@@ -164,12 +160,16 @@ class Collector:
                 timeout_seconds=settings.group_timeout_seconds,
                 min_policy_version=max(0, self._policy_version - settings.max_staleness),
             )
-        except (RolloutUnavailableError, RolloutRefusedError) as error:
-            is_refused = isinstance(error, RolloutRefusedError)
+        except RolloutUnavailableError as error:
             log.warning("group failed", reason=str(error))
-            self._end(ids, end="failed", reason="refused" if is_refused else "rollout_deadline")
+            self._end(ids, end="failed", reason="rollout_deadline")
             return None
-        self._ledger.record_retry([rollout.sample_id for rollout in rollouts if rollout.attempt])
+        except RolloutRefusedError as error:
+            self._refuse(ids, error)
+            return None
+        self._num_refused_in_a_row = 0
+        if again := [rollout.sample_id for rollout in rollouts for _ in range(rollout.attempt)]:
+            self._ledger.record_retry(again)
         whole = [rollout for rollout in rollouts if rollout.finish_reason is not FinishReason.ABORTED]
         self._end(_missing(ids, whole), end="failed", reason="aborted_by_engine")
         texts = {rollout.sample_id: self._decode(rollout.token_ids) for rollout in whole}
@@ -184,6 +184,14 @@ class Collector:
             return None
         self._keep_texts(prompt, whole, texts)
         return self._assemble(group_id, prompt, whole, scores)
+
+    def _refuse(self, ids: Sequence[str], error: RolloutRefusedError) -> None:
+        log.warning("group refused", reason=str(error))
+        self._end(ids, end="failed", reason="refused")
+        self._num_refused_in_a_row += 1
+        if self._num_refused_in_a_row == MAX_REFUSED_IN_A_ROW:
+            # Refusals cost no time: the prompts would be gone through without end.
+            raise RuntimeError(f"{MAX_REFUSED_IN_A_ROW} groups in a row were refused; last: {error}") from error
 
     def _assemble(
         self, group_id: str, prompt: Prompt, rollouts: Sequence[Rollout], scores: Sequence[RewardScore]
@@ -231,3 +239,10 @@ class Collector:
 def _missing(ids: Sequence[str], rollouts: Sequence[Rollout]) -> list[str]:
     there = {rollout.sample_id for rollout in rollouts}
     return [sample_id for sample_id in ids if sample_id not in there]
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group of errors, which says more than the group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
