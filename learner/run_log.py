@@ -147,7 +147,9 @@ class RunLog:
     def __init__(self, path: Path, *, start_step: int) -> None:
         self._path = path
         if path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= start_step]
+            # A power cut may leave anything behind the last whole line.
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            kept = [line for line in lines if _step_of(line) <= start_step]
             part = path.with_suffix(".part")
             part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             part.replace(path)
@@ -184,6 +186,6 @@ class RunLog:
 def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         # A line that a crash has cut short.
         return 1 << 62

@@ -2,16 +2,12 @@
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
-
-import grpc
 
 from learner.servers import ServerBook, ServerKind
 from protos.learner.v1 import learner_pb2, learner_pb2_grpc
 from rollout_server.client import FleetMismatchError, RolloutUnavailableError
 from runtime.errors import InvalidRequestError, UnavailableError, WrongStateError
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from runtime.interceptors import Context
 
 _KINDS = {
     learner_pb2.SERVER_KIND_ROLLOUT: ServerKind.ROLLOUT,
@@ -80,9 +76,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         ]
         return learner_pb2.ListServersResponse(servers=servers)
 
-    async def GetStatus(
-        self, request: learner_pb2.GetStatusRequest, context: Context
-    ) -> learner_pb2.GetStatusResponse:
+    async def GetStatus(self, request: learner_pb2.GetStatusRequest, context: Context) -> learner_pb2.GetStatusResponse:
         """Says how far the run is."""
         status = self._status
         return learner_pb2.GetStatusResponse(
@@ -101,9 +95,7 @@ class LearnerServicer(learner_pb2_grpc.LearnerServiceServicer):
         self._status.checkpoint.set()
         return learner_pb2.RequestCheckpointResponse(step=self._status.next_step)
 
-    async def Stop(
-        self, request: learner_pb2.StopRequest, context: Context
-    ) -> learner_pb2.StopResponse:
+    async def Stop(self, request: learner_pb2.StopRequest, context: Context) -> learner_pb2.StopResponse:
         """Ends the run after the step in progress."""
         self._status.stop.set()
         return learner_pb2.StopResponse(step=self._status.next_step)
