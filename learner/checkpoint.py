@@ -19,7 +19,7 @@ _MANIFEST = "manifest.json"
 _PROGRESS = "progress.json"
 _STATE = "state"
 # torch reports a file that it could not write as a RuntimeError.
-_TORCH_WRITE_FAILURES = ("PytorchStreamWriter", "file write failed", "iostream error")
+_TORCH_WRITE_FAILURES = ("PytorchStreamWriter", "file write failed", "iostream error", "unexpected pos")
 
 
 class CheckpointError(Exception):

@@ -12,12 +12,14 @@ from learner.loss import max_logprob_difference
 from learner.ranks import Leader
 from learner.records import Prompt, ScoredGroup, ScoredRollout
 from learner.servers import ServerBook
-from rollout_server.client import GroupRequest, Rollout, RolloutError, Sampling
+from rollout_server.client import FinishReason, GroupRequest, Rollout, RolloutError, Sampling
 from runtime.problems.problem import Problem
 
 log = structlog.get_logger()
 
 NUM_SAMPLES = 2
+MAX_TOKENS = 16
+"""Enough to compare; longer samples would not be there when the next step begins."""
 TIMEOUT_SECONDS = 30.0
 
 
@@ -45,8 +47,10 @@ class Probe:
             f"probe-{policy_version}",
             self._prompt.token_ids,
             tuple(f"probe-{policy_version}-{index}" for index in range(NUM_SAMPLES)),
-            Sampling(temperature=sampling.temperature, max_tokens=sampling.max_tokens),
+            Sampling(temperature=sampling.temperature, max_tokens=min(sampling.max_tokens, MAX_TOKENS)),
         )
+        if self._asked is not None:
+            self._asked.cancel()
         self._version = policy_version
         self._asked = self._background.submit(
             self._servers.fleet.generate_group(
@@ -88,8 +92,11 @@ class Probe:
                     advantage=0.0,
                 )
                 for rollout in rollouts
+                if rollout.finish_reason is not FinishReason.ABORTED
             ),
         )
+        if not group.rollouts:
+            return None
         (share,) = pack(
             [group],
             num_ranks=1,

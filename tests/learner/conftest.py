@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from jaxtyping import install_import_hook
 
 from learner.background import Background
+from learner.config import LearnerSettings
+from tests.models import save_tiny_qwen2
 
 install_import_hook(["learner.batch", "learner.logprobs", "learner.loss"], "beartype.beartype")
 
@@ -67,3 +70,26 @@ def holder() -> Iterator[Holder]:
     with ExitStack() as contexts:
         yield Holder(background, contexts)
     background.close()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_tiny_qwen2(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def leader(model_folder: Path) -> Iterator[Any]:
+    """Rank 0 of one rank; DeepSpeed can be set up once in a process."""
+    # After the import hook, so that shapes are checked; and seconds that other tests need not wait.
+    from learner.policy import Policy  # noqa: PLC0415
+    from learner.ranks import Leader  # noqa: PLC0415
+
+    with pytest.MonkeyPatch.context() as environment:
+        rank = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+        for name, value in rank.items():
+            environment.setenv(name, str(value))
+        policy = Policy.load(model_folder, LearnerSettings())
+    yield Leader(policy)
+    torch.distributed.destroy_process_group()
