@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from deploy.errors import UserError
+from deploy.heavy_imports import heavy_imports
 from deploy.placement import Service
 from deploy.run_file import RunConfig
 from runtime.telemetry import set_up_logging
@@ -31,11 +32,13 @@ def serve(
     try:
         match service:
             case Service.ROLLOUT:
-                from rollout_server.server import serve as serve_rollout
+                with heavy_imports():
+                    from rollout_server.server import serve as serve_rollout
 
                 asyncio.run(serve_rollout(config.rollout, ready_file=ready_file))
             case Service.REWARD:
-                from reward_service.server import serve as serve_reward
+                with heavy_imports():
+                    from reward_service.server import serve as serve_reward
 
                 asyncio.run(serve_reward(config.reward, ready_file=ready_file))
             case Service.LEARNER:
@@ -48,8 +51,9 @@ def serve(
 
 
 def _serve_learner(config: RunConfig, *, ready_file: Path | None, run_folder: Path, resume: bool) -> None:
-    from deploy.data import load_problems
-    from learner.train import LearnerAssignment, run_learner
+    with heavy_imports():
+        from deploy.data import load_problems
+        from learner.train import LearnerAssignment, run_learner
 
     assignment = LearnerAssignment(
         run_id=run_folder.absolute().name,

@@ -1,5 +1,7 @@
 """One service of a run as the launcher sees it: its Ray actor, its process, and how both end."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -14,6 +16,8 @@ from deploy.supervisor import ServicePhase, ServiceState, ServiceSupervisor
 from runtime.process import ReadyFile
 
 _USER_ERROR = 2
+_STOP_SECONDS = 2.0
+"""How long an actor may take to kill a process that did not end within its grace."""
 
 
 class ServiceHandle:
@@ -76,10 +80,10 @@ class ServiceHandle:
 
     async def stop(self, *, grace_seconds: float) -> None:
         """Ends the process and the actor, whatever state they are in."""
-        try:
-            await self._actor.stop.remote(grace_seconds=grace_seconds)
-        except RayActorError:
-            return
+        # An actor that found no room, or lost its node, does not answer.
+        with suppress(RayActorError, TimeoutError):
+            async with asyncio.timeout(grace_seconds + _STOP_SECONDS):
+                await self._actor.stop.remote(grace_seconds=grace_seconds)
         ray.kill(self._actor)
 
     def _make_actor(self) -> Any:

@@ -19,7 +19,7 @@ from runtime.dialling import dial
 from runtime.process import ReadyFile
 from runtime.serving import wait_until_serving
 
-_PLACE_SECONDS = 60.0
+_PLACE_SECONDS = 60
 _HEALTH_SECONDS = 30.0
 _REGISTER_SECONDS = 60.0
 _REGISTER_ATTEMPTS = 3
@@ -36,7 +36,7 @@ class Services:
 
     def __init__(self, config: RunConfig, *, folder: RunFolder, bundles: Sequence[Bundle], token: str | None) -> None:
         self._config, self._folder, self._bundles, self._token = config, folder, tuple(bundles), token
-        self._groups: list[PlacementGroup] = []
+        self._groups: dict[Service, PlacementGroup] = {}
         self._handles: dict[Service, list[ServiceHandle]] = {service: [] for service in Service}
         self._is_registering = False
 
@@ -54,12 +54,14 @@ class Services:
             UserError: The cluster has no room.
         """
         for service in Service:
-            await self._place(service)
+            self._place(service)
         config, learners = self._config, self._handles[Service.LEARNER]
         for handle in self._handles[Service.ROLLOUT]:
             handle.launch(self._spec(handle.bundle, (), _threads(config.rollout.num_threads)))
         for handle in self._handles[Service.REWARD]:
             handle.launch(self._spec(handle.bundle, (), _threads(1)))
+        for service in Service:
+            await self._wait_for_room(service)
         options = (f"--run-folder={self._folder.path}", *(("--resume",) if is_resumed else ()))
         address, port = await learners[0].rendezvous()
         for handle in learners:
@@ -139,28 +141,32 @@ class Services:
                 for service in services:
                     for handle in self._handles[service]:
                         tasks.create_task(handle.stop(grace_seconds=grace_seconds))
-        for group in self._groups:
+        for group in self._groups.values():
             remove_placement_group(group)
 
-    async def _place(self, service: Service) -> None:
+    def _place(self, service: Service) -> None:
+        """Asks for a placement group, and for an actor in each of its bundles; neither waits for room."""
         bundles = [bundle for bundle in self._bundles if bundle.service is service]
         group = placement_group([bundle.resources for bundle in bundles], strategy=_STRATEGIES[service])
-        self._groups.append(group)
-        try:
-            async with asyncio.timeout(_PLACE_SECONDS):
-                await group.ready()
-        except TimeoutError as error:
-            free = ray.available_resources()
-            raise UserError(
-                f"the Ray cluster has no room for {len(bundles)} x {service}: {bundles[0].resources} each is wanted, "
-                f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free"
-            ) from error
+        self._groups[service] = group
         # The learner is never started again by itself: it must go on from a checkpoint.
         max_restarts = 0 if service is Service.LEARNER else self._config.services.max_restarts
         self._handles[service] = [
             ServiceHandle(bundle, group=group, bundle_index=index, max_restarts=max_restarts)
             for index, bundle in enumerate(bundles)
         ]
+
+    async def _wait_for_room(self, service: Service) -> None:
+        # In short waits, since a thread cannot be cancelled and a Ctrl-C must not wait for it.
+        for _ in range(_PLACE_SECONDS):
+            if await asyncio.to_thread(self._groups[service].wait, 1):
+                return
+        free = ray.available_resources()
+        wanted = [bundle.resources for bundle in self._bundles if bundle.service is service]
+        raise UserError(
+            f"the Ray cluster has no room for {len(wanted)} x {service}: {wanted[0]} each is wanted, "
+            f"{free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU are free"
+        )
 
     def _spec(self, bundle: Bundle, options: tuple[str, ...], environment: dict[str, str]) -> ChildSpec:
         """The process of a service: exactly a `tandem serve` command."""

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from deploy.data import load_problems
 from deploy.errors import RunFailedError, UserError
+from deploy.heavy_imports import heavy_imports
 from deploy.live_table import make_display
 from deploy.local_ray import ray_cluster
 from deploy.placement import Bundle, ClusterFacts, plan_placement
@@ -85,7 +86,8 @@ def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
         # What `tiny` makes may have changed since; a run goes on with the tokenizer that it began with.
         return config
     if config.model.source == TINY:
-        from deploy.tiny_model import ensure_tiny_model
+        with heavy_imports():
+            from deploy.tiny_model import ensure_tiny_model
 
         model = ensure_tiny_model(cache_folder=Path(config.model.cache_folder).expanduser(), seed=config.run.seed)
     else:
