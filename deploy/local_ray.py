@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from deploy.run_file import RaySection
 
 # A Unix socket's path has at most 107 characters, and Ray appends about 65 to its folder.
 _LONGEST_TEMPORARY_FOLDER = 30
+_CONNECT_SECONDS = 5.0
 
 
 @contextmanager
@@ -28,7 +30,9 @@ def ray_cluster(settings: RaySection) -> Iterator[ClusterFacts]:
         UserError: The cluster at `settings.address` cannot be joined, or a local Ray does not start.
     """
     if settings.address:
-        with _environment({"RAY_USAGE_STATS_ENABLED": "0"}):
+        check_address(settings)
+        # One try of some 40 s; Ray makes 20 by default.
+        with _environment({"RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_server_port_wait_time_s": "1"}):
             yield from _joined(settings)
         return
     folder = Path(tempfile.mkdtemp(prefix="td-", dir=_short_temporary_folder()))
@@ -40,6 +44,30 @@ def ray_cluster(settings: RaySection) -> Iterator[ClusterFacts]:
             yield from _started(settings, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_address(settings: RaySection) -> None:
+    """Looks whether anything listens at the address of the cluster; Ray itself finds out only after minutes.
+
+    Raises:
+        UserError: The address is no host:port, or nothing listens there.
+    """
+    host, _, port = settings.address.rpartition(":")
+    if not settings.address:
+        return
+    if not host or not port.isdecimal():
+        raise UserError(f"ray.address = {settings.address}: must be host:port")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(_no_cluster(settings, error)) from error
+
+
+def _no_cluster(settings: RaySection, error: Exception) -> str:
+    return (
+        f"ray.address = {settings.address}: no Ray cluster can be joined there: {_first_line(error)}; "
+        "leave it empty for a local Ray"
+    )
 
 
 def _started(settings: RaySection, folder: Path) -> Iterator[ClusterFacts]:
@@ -81,10 +109,7 @@ def _joined(settings: RaySection) -> Iterator[ClusterFacts]:
                 logging_level=logging.ERROR,
             )
         except (OSError, RuntimeError, ValueError) as error:
-            raise UserError(
-                f"ray.address = {settings.address}: no Ray cluster can be joined there: {_first_line(error)}; "
-                "leave it empty for a local Ray"
-            ) from error
+            raise UserError(_no_cluster(settings, error)) from error
         yield _facts()
     finally:
         ray.shutdown()

@@ -15,7 +15,7 @@ from deploy.data import load_problems
 from deploy.errors import RunFailedError, UserError
 from deploy.heavy_imports import heavy_imports
 from deploy.live_table import make_display
-from deploy.local_ray import ray_cluster
+from deploy.local_ray import check_address, ray_cluster
 from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
@@ -45,6 +45,8 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     console = Console()
     earlier, config = _settings(run_file, overrides, resume=resume)
     load_problems(config.data, seed=config.run.seed)
+    # Before a model is made, which takes its time.
+    check_address(config.ray)
     if is_dry_run:
         _print_plan(config, console=console)
         return 0
