@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import structlog
 
@@ -14,6 +16,8 @@ from runtime.interceptors import Context
 from runtime.weights.manifest import WeightManifest
 
 log = structlog.get_logger()
+
+_Result = TypeVar("_Result")
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MAX_PAUSE_SECONDS = 600.0
@@ -32,8 +36,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         self._committed: tuple[str, int, int] | None = None
         self._pause_timer: asyncio.TimerHandle | None = None
         # Work that goes on without a caller is kept here: the event loop alone would let it go.
-        self._committing: asyncio.Future[weights_pb2.CommitWeightsResponse] | None = None
-        self._resuming: asyncio.Future[None] | None = None
+        self._going_on: set[asyncio.Future[Any]] = set()
 
     async def JoinGroup(self, request: weights_pb2.JoinGroupRequest, context: Context) -> weights_pb2.JoinGroupResponse:
         """Joins in the background; a repeated request changes nothing, a newer one replaces the group."""
@@ -92,9 +95,7 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
         self, request: weights_pb2.CommitWeightsRequest, context: Context
     ) -> weights_pb2.CommitWeightsResponse:
         """Serves the staged version; requests in flight go on. A commit that was carried out is confirmed again."""
-        # A caller that goes away must not end a commit half-way.
-        self._committing = asyncio.ensure_future(self._commit(request))
-        return await asyncio.shield(self._committing)
+        return await self._to_its_end(self._commit(request))
 
     async def _commit(self, request: weights_pb2.CommitWeightsRequest) -> weights_pb2.CommitWeightsResponse:
         async with self._one_at_a_time:
@@ -138,21 +139,24 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
     async def Pause(self, request: weights_pb2.PauseRequest, context: Context) -> weights_pb2.PauseResponse:
         """Stops sampling for at most the stated time; a second pause moves its end."""
         _check_timeout(request.timeout_seconds, longest=MAX_PAUSE_SECONDS)
+        await self._to_its_end(self._pause(request.timeout_seconds))
+        return weights_pb2.PauseResponse()
+
+    async def _pause(self, timeout_seconds: float) -> None:
         async with self._one_at_a_time:
             if self._pause_timer is None:
                 await self._engine.pause()
             else:
                 self._pause_timer.cancel()
-            self._pause_timer = asyncio.get_running_loop().call_later(request.timeout_seconds, self._end_pause)
-        return weights_pb2.PauseResponse()
+            self._pause_timer = asyncio.get_running_loop().call_later(timeout_seconds, self._end_pause)
 
     def _end_pause(self) -> None:
         log.warning("pause ended by its deadline")
-        self._resuming = asyncio.ensure_future(self._resume(self._pause_timer))
+        self._to_its_end(self._resume(self._pause_timer))
 
     async def Resume(self, request: weights_pb2.ResumeRequest, context: Context) -> weights_pb2.ResumeResponse:
         """Goes on."""
-        await self._resume(self._pause_timer)
+        await self._to_its_end(self._resume(self._pause_timer))
         return weights_pb2.ResumeResponse()
 
     async def _resume(self, timer: asyncio.TimerHandle | None) -> None:
@@ -162,6 +166,13 @@ class WeightServicer(weights_pb2_grpc.WeightServiceServicer):
                 timer.cancel()
                 self._pause_timer = None
                 await self._engine.resume()
+
+    def _to_its_end(self, work: Coroutine[Any, Any, _Result]) -> asyncio.Future[_Result]:
+        """Work that a caller who goes away, or none who waits, does not end half-way."""
+        going_on = asyncio.ensure_future(work)
+        self._going_on.add(going_on)
+        going_on.add_done_callback(self._going_on.discard)
+        return asyncio.shield(going_on)
 
     def _require_group(self, run_id: str, epoch: int) -> None:
         if self._group != (run_id, epoch):

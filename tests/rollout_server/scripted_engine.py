@@ -42,9 +42,14 @@ class ScriptedEngine:
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     commit_gate: asyncio.Event = field(default_factory=asyncio.Event)
     """A commit waits for it; set at first."""
+    pause_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """A pause waits for it; set at first."""
+    resume_gate: asyncio.Event = field(default_factory=asyncio.Event)
+    """A resume waits for it; set at first."""
 
     def __post_init__(self) -> None:
-        self.commit_gate.set()
+        for gate in (self.commit_gate, self.pause_gate, self.resume_gate):
+            gate.set()
 
     @property
     def facts(self) -> EngineFacts:
@@ -116,9 +121,11 @@ class ScriptedEngine:
     async def pause(self) -> None:
         self.calls.append("pause")
         self.resumed.clear()
+        await self.pause_gate.wait()
 
     async def resume(self) -> None:
         self.calls.append("resume")
+        await self.resume_gate.wait()
         self.resumed.set()
 
     async def close(self) -> None:

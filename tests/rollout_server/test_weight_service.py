@@ -301,6 +301,29 @@ async def test_a_second_pause_moves_the_end(server: ScriptedServer) -> None:
     assert server.engine.calls == ["pause", "resume"]
 
 
+async def test_a_pause_whose_caller_is_gone_ends_by_itself(server: ScriptedServer) -> None:
+    server.engine.pause_gate.clear()
+    with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        await server.weights.Pause(weights_pb2.PauseRequest(timeout_seconds=0.1), timeout=0.2)
+
+    server.engine.pause_gate.set()
+
+    async with asyncio.timeout(2):
+        await server.engine.resumed.wait()
+
+
+async def test_a_resume_outlives_its_caller(server: ScriptedServer) -> None:
+    await pause(server, timeout_seconds=60)
+    server.engine.resume_gate.clear()
+    with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        await server.weights.Resume(weights_pb2.ResumeRequest(), timeout=0.2)
+
+    server.engine.resume_gate.set()
+
+    async with asyncio.timeout(2):
+        await server.engine.resumed.wait()
+
+
 async def test_a_resume_without_a_pause_changes_nothing(server: ScriptedServer) -> None:
     await server.weights.Resume(weights_pb2.ResumeRequest(), timeout=5)
 
