@@ -120,9 +120,20 @@ def prune(run_folder: Path, *, keep: int) -> None:
         keep: At least 1.
     """
     for folder in [*_folders(run_folder)[:-keep], *(run_folder / "checkpoints").glob("step_*.part")]:
-        # Without its manifest a folder that is half deleted does not count.
-        (folder / _MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        _delete(folder)
+
+
+def discard_after(run_folder: Path, *, step: int) -> None:
+    """Deletes what is named as a checkpoint of a later step than this one, which the run begins with."""
+    for folder in _folders(run_folder):
+        if int(folder.name.removeprefix("step_")) > step:
+            _delete(folder)
+
+
+def _delete(folder: Path) -> None:
+    # Without its manifest a folder that is half deleted does not count.
+    (folder / _MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _folder_of(run_folder: Path, step: int) -> Path:

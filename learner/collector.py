@@ -20,7 +20,7 @@ from learner.ledger import Ledger, SampleText
 from learner.prompts import PromptSource
 from learner.records import Prompt, ScoredGroup, ScoredRollout
 from learner.servers import ServerBook
-from reward_service.client import RewardClientError, RewardItem, RewardScore
+from reward_service.client import RewardClientError, RewardItem, RewardRefusedError, RewardScore
 from rollout_server.client import (
     FinishReason,
     GroupRequest,
@@ -165,9 +165,8 @@ class Collector:
             self._end(ids, end="failed", reason="rollout_deadline")
             return None
         except RolloutRefusedError as error:
-            self._refuse(ids, error)
+            self._refuse(ids, error, reason="refused")
             return None
-        self._num_refused_in_a_row = 0
         if again := [rollout.sample_id for rollout in rollouts for _ in range(rollout.attempt)]:
             self._ledger.record_retry(again)
         whole = [rollout for rollout in rollouts if rollout.finish_reason is not FinishReason.ABORTED]
@@ -178,16 +177,20 @@ class Collector:
             scores = await self._servers.rewards.score(
                 items, group_id=group_id, timeout_seconds=REWARD_TIMEOUT_SECONDS
             ) if items else []  # fmt: skip
+        except RewardRefusedError as error:
+            self._refuse(list(texts), error, reason="reward_refused")
+            return None
         except RewardClientError as error:
             log.warning("group could not be scored", reason=str(error))
             self._end(list(texts), end="failed", reason="reward_unavailable")
             return None
+        self._num_refused_in_a_row = 0
         self._keep_texts(prompt, whole, texts)
         return self._assemble(group_id, prompt, whole, scores)
 
-    def _refuse(self, ids: Sequence[str], error: RolloutRefusedError) -> None:
+    def _refuse(self, ids: Sequence[str], error: RolloutRefusedError | RewardRefusedError, *, reason: str) -> None:
         log.warning("group refused", reason=str(error))
-        self._end(ids, end="failed", reason="refused")
+        self._end(ids, end="failed", reason=reason)
         self._num_refused_in_a_row += 1
         if self._num_refused_in_a_row == MAX_REFUSED_IN_A_ROW:
             # Refusals cost no time: the prompts would be gone through without end.

@@ -176,8 +176,12 @@ class Ledger:
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def close_run(self, reason: str = RUN_ENDED) -> None:
-        """Drops what is open, ends the incarnation and closes the file; `counts` still answers."""
-        self._end("dropped", reason, sorted(self._open))
+        """Drops what is open (run_ended), ends the incarnation and closes the file; `counts` still answers.
+
+        Args:
+            reason: Why the incarnation ends.
+        """
+        self._end("dropped", RUN_ENDED, sorted(self._open))
         with self._transaction() as execute:
             execute(
                 "UPDATE incarnations SET ended_at = ?, end_reason = ? WHERE incarnation = ?",

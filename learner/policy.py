@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ from learner.batch import MicroBatch, RankShare
 from learner.config import LearnerSettings
 from learner.logprobs import shared_prompt_mask, token_logprobs
 from learner.loss import ClipBounds, clipped_policy_loss, max_logprob_difference
+from learner.rendezvous import RANKS_TIMEOUT, interface_towards, rank_store
 from runtime.weights.manifest import TensorEntry
 
 STATE_TAG = "policy"
@@ -242,10 +242,17 @@ def _join_ranks() -> None:
     disable_progress_bar()
     # Its collectives in shared memory need a compiler and 17 s at first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if dist.is_initialized():
+        return
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, timeout=timedelta(minutes=30))
+    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(os.environ["MASTER_ADDR"]))
+    dist.init_process_group(
+        backend, store=rank_store(rank, num_ranks), rank=rank, world_size=num_ranks, timeout=RANKS_TIMEOUT
+    )
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False)
 
 
 def _deepspeed_config(settings: LearnerSettings, *, num_parameters: int) -> dict[str, Any]:

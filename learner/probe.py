@@ -1,6 +1,7 @@
 """The proof, after a push, that learner and servers mean the same weights: logprobs of a few fresh samples compared."""
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -21,6 +22,8 @@ NUM_SAMPLES = 2
 MAX_TOKENS = 16
 """Enough to compare; longer samples would not be there when the next step begins."""
 TIMEOUT_SECONDS = 30.0
+POLL_SECONDS = 0.05
+"""How often a wait looks at whether it is of use still."""
 
 
 class Probe:
@@ -34,7 +37,9 @@ class Probe:
         problem: Problem,
         encode: Callable[[str], Sequence[int]],
         settings: LearnerSettings,
+        stop: threading.Event,
     ) -> None:
+        self._stop = stop
         self._background, self._servers, self._settings = background, servers, settings
         self._prompt = Prompt("probe", 0, problem.problem_id, tuple(encode(problem.prompt)), problem.answer)
         self._asked: concurrent.futures.Future[list[Rollout]] | None = None
@@ -72,9 +77,15 @@ class Probe:
         if self._asked is None:
             return None
         asked, self._asked = self._asked, None
+        while not asked.done():
+            # A server that waits for weights may be the only one left, and gets them when this returns.
+            if self._stop.is_set() or self._servers.has_waiting:
+                asked.cancel()
+                return None
+            concurrent.futures.wait([asked], timeout=POLL_SECONDS)
         try:
-            rollouts = asked.result(TIMEOUT_SECONDS + 5)
-        except (RolloutError, TimeoutError) as error:
+            rollouts = asked.result()
+        except (RolloutError, concurrent.futures.CancelledError) as error:
             log.warning("no probe", policy_version=self._version, reason=str(error))
             return None
         group = ScoredGroup(

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import threading
 import types
 import uuid
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -61,7 +63,7 @@ class Run:
         self._tokenizer = load_tokenizer(folder)
         self._prompts = PromptSource(assignment.problems, encode=self._tokenizer.encode, seed=assignment.seed)
         self._checkpoints = RunCheckpoints(assignment, leader=leader, prompts=self._prompts)
-        start_step = self._checkpoints.resume() if assignment.resume else 0
+        start_step = self._checkpoints.begin()
         self._status.policy_version = start_step
         self._status.checkpoint_step = start_step or None
         self._ledger = Ledger(assignment.run_folder / "ledger.sqlite", start_step=start_step)
@@ -89,6 +91,7 @@ class Run:
             problem=assignment.problems[0],
             encode=self._tokenizer.encode,
             settings=self._settings,
+            stop=self._status.stop,
         )
         self._listener: Listener | None = None
         self._clock = StepClock()
@@ -121,7 +124,8 @@ class Run:
     def _on_signal(self, number: int, _frame: types.FrameType | None) -> None:
         if self._status.stop.is_set():
             os._exit(128 + number)
-        self._status.stop.set()
+        # Not here: the main thread may hold the event's lock at this moment.
+        threading.Thread(target=self._status.stop.set).start()
 
     @property
     def is_going_on(self) -> bool:
@@ -231,23 +235,37 @@ class Run:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
         """Ends the accounts and every connection; after a failure the newest checkpoint stays what it is."""
-        if error is not None:
-            log.error("run failed", error=f"{type(error).__name__}: {error}")
-        else:
-            if self._status.policy_version != (self._status.checkpoint_step or 0):
-                self._checkpoint()
-            if not self._status.stop.is_set():
-                self._checkpoints.export(self._status.policy_version)
+        # Each part ends whatever became of the others; the last one named here is the first to end.
+        with ExitStack() as ends:
+            ends.callback(self._background.close)
+            ends.callback(self._close_connections)
+            if error is None:
+                # After a failure ranks may be in different collectives: they end with this process instead.
+                ends.callback(self._leader.stop)
+            ends.callback(self._push.leave)
+            ends.callback(self._close_ledger, "failed" if error is not None else "run_ended")
+            if error is None:
+                ends.callback(self._keep_result)
+            else:
+                log.error("run failed", error=f"{type(error).__name__}: {error}")
+            ends.callback(self._collector.stop)
+        log.info("run ended", policy_version=self._status.policy_version, was_stopped=self._status.stop.is_set())
+
+    def _keep_result(self) -> None:
+        if self._status.policy_version != (self._status.checkpoint_step or 0):
+            self._checkpoint()
+        if not self._status.stop.is_set():
+            self._checkpoints.export(self._status.policy_version)
         self._status.phase = learner_pb2.LEARNER_PHASE_DONE
-        self._collector.stop()
-        self._ledger.close_run("run_ended" if error is None else "failed")
-        self._push.leave()
-        self._leader.stop()
+
+    def _close_ledger(self, reason: str) -> None:
+        metrics.SAMPLES.labels("dropped", "run_ended").inc(self._ledger.counts().open)
+        self._ledger.close_run(reason)
+
+    def _close_connections(self) -> None:
         if self._listener is not None:
             self._background.call(self._listener.stop(drain_seconds=1), timeout_seconds=10)
         self._background.call(self._servers.close(), timeout_seconds=10)
-        self._background.close()
-        log.info("run ended", policy_version=self._status.policy_version, was_stopped=self._status.stop.is_set())
 
 
 def _model_facts(folder: Path) -> ModelFacts:

@@ -6,7 +6,7 @@ import structlog
 
 from learner import metrics
 from learner.assignment import LearnerAssignment
-from learner.checkpoint import CheckpointError, Progress, newest_complete, prune, write_checkpoint
+from learner.checkpoint import CheckpointError, Progress, discard_after, newest_complete, prune, write_checkpoint
 from learner.export import write_export
 from learner.prompts import PromptSource
 from learner.ranks import Leader
@@ -20,26 +20,40 @@ class RunCheckpoints:
     def __init__(self, assignment: LearnerAssignment, *, leader: Leader, prompts: PromptSource) -> None:
         self._assignment, self._leader, self._prompts = assignment, leader, prompts
 
-    def resume(self) -> int:
-        """Takes up the newest complete checkpoint.
+    def begin(self) -> int:
+        """Takes up the newest complete checkpoint where the run is resumed.
 
         Returns:
-            Its step; 0 without any, for the initial model.
+            Its step; 0 for the initial model.
 
         Raises:
-            ValueError: It belongs to another number of ranks, another seed or other problems.
+            ValueError: The folder holds checkpoints of a run that is not resumed, or the checkpoint belongs to another
+                run, number of ranks, seed or list of problems.
         """
-        checkpoint = newest_complete(self._assignment.run_folder)
+        run_folder = self._assignment.run_folder
+        checkpoint = newest_complete(run_folder)
         if checkpoint is None:
             log.info("no checkpoint yet: from the beginning")
+            discard_after(run_folder, step=0)
             return 0
-        progress, num_ranks = checkpoint.progress, self._assignment.settings.num_ranks
+        if not self._assignment.resume:
+            raise ValueError(f"{run_folder}: holds checkpoints of a run; resume it, or choose another folder")
+        self._check(checkpoint.progress)
+        self._prompts.restore(checkpoint.progress.prompts)
+        self._leader.load_state(checkpoint.state_folder)
+        # Newer ones are damaged; left there they would count as the newest when this run is pruned.
+        discard_after(run_folder, step=checkpoint.progress.step)
+        log.info(
+            "resumed", step=checkpoint.progress.step, num_prompts_again=len(checkpoint.progress.prompts.unfinished)
+        )
+        return checkpoint.progress.step
+
+    def _check(self, progress: Progress) -> None:
+        num_ranks, run_id = self._assignment.settings.num_ranks, self._assignment.run_id
         if progress.num_ranks != num_ranks:
             raise ValueError(f"learner.num_ranks = {num_ranks}: the checkpoint was written by {progress.num_ranks}")
-        self._prompts.restore(progress.prompts)
-        self._leader.load_state(checkpoint.state_folder)
-        log.info("resumed", step=progress.step, num_prompts_again=len(progress.prompts.unfinished))
-        return progress.step
+        if progress.run_id != run_id:
+            raise ValueError(f"run_id = {run_id}: the checkpoint belongs to {progress.run_id}")
 
     def save(self, step: int, *, samples_issued: int) -> bool:
         """Writes a checkpoint and prunes old ones; a full disk keeps the previous one, and training goes on.

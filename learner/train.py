@@ -1,6 +1,7 @@
 """The main loop: take groups, update, push, again."""
 
 import os
+import signal
 from pathlib import Path
 
 import structlog
@@ -34,6 +35,9 @@ def run_learner(assignment: LearnerAssignment, *, ready_file: Path | None = None
     set_up_logging(service="learner", file=assignment.run_folder / log_name)
     policy = Policy.load(assignment.model_folder, assignment.settings)
     if rank != 0:
+        # Rank 0 ends the others when it has made its last checkpoint with them.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         follow(policy)
         return
     with Run.begin(assignment, policy, ready_file=ready_file) as run:

@@ -1,5 +1,6 @@
 """Learner's and server's logprobs of fresh samples, compared through a real policy."""
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -43,6 +44,7 @@ def probe_of(holder: Holder, servers: ServerBook, *, max_tokens: int = NUM_TOKEN
         problem=Problem("problem", "what is asked", "7", "sum"),
         encode=lambda _text: PROMPT,
         settings=LearnerSettings(sampling=SamplingSettings(max_tokens=max_tokens)),
+        stop=threading.Event(),
     )
 
 

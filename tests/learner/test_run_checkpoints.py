@@ -64,7 +64,7 @@ def no_room() -> Iterator[None]:
 
 
 def test_without_a_checkpoint_a_run_begins_at_the_beginning(assignment: LearnerAssignment, leader: Leader) -> None:
-    assert checkpoints_of(assignment, leader).resume() == 0
+    assert checkpoints_of(assignment, leader).begin() == 0
 
 
 def test_a_resume_has_the_step_the_weights_and_the_prompts_in_flight(
@@ -81,7 +81,7 @@ def test_a_resume_has_the_step_the_weights_and_the_prompts_in_flight(
             parameter.add_(1)
     again = prompts_of(assignment)
 
-    step = RunCheckpoints(assignment, leader=leader, prompts=again).resume()
+    step = RunCheckpoints(assignment, leader=leader, prompts=again).begin()
 
     assert step == 7
     assert [again.next() for _ in range(4)] == [issued[1], issued[2], issued[4], prompts.next()]
@@ -95,7 +95,7 @@ def test_the_newest_is_taken_and_old_ones_are_pruned(assignment: LearnerAssignme
         assert checkpoints.save(step, samples_issued=0)
 
     assert names(assignment) == ["step_2", "step_3"]
-    assert checkpoints_of(assignment, leader).resume() == 3
+    assert checkpoints_of(assignment, leader).begin() == 3
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,8 @@ def test_the_newest_is_taken_and_old_ones_are_pruned(assignment: LearnerAssignme
             {"settings": LearnerSettings(num_ranks=2)},
             r"learner.num_ranks = 2: the checkpoint was written by 1",
         ),
+        ({"run_id": "other"}, "run_id = other: the checkpoint belongs to"),
+        ({"resume": False}, "holds checkpoints of a run; resume it, or choose another folder"),
         ({"seed": 2}, "seed = 1 in the checkpoint: must be 2, as in this run"),
         ({"problems": PROBLEMS[:9]}, "num_problems = 10 in the checkpoint: must be 9, as in this run"),
     ],
@@ -116,7 +118,17 @@ def test_a_checkpoint_of_another_run_is_refused_with_both_values(
     other = replace(assignment, **change)
 
     with pytest.raises(ValueError, match=message):
-        checkpoints_of(other, leader).resume()
+        checkpoints_of(other, leader).begin()
+
+
+def test_what_is_damaged_and_newer_goes_when_a_run_is_resumed(assignment: LearnerAssignment, leader: Leader) -> None:
+    for step in (1, 2):
+        assert checkpoints_of(assignment, leader).save(step, samples_issued=0)
+    (assignment.run_folder / "checkpoints" / "step_2" / "progress.json").unlink()
+
+    assert checkpoints_of(assignment, leader).begin() == 1
+
+    assert names(assignment) == ["step_1"]
 
 
 def test_a_full_disk_keeps_the_one_before(assignment: LearnerAssignment, leader: Leader) -> None:
@@ -127,7 +139,7 @@ def test_a_full_disk_keeps_the_one_before(assignment: LearnerAssignment, leader:
         assert not checkpoints.save(2, samples_issued=0)
 
     assert names(assignment) == ["step_1"]
-    assert checkpoints_of(assignment, leader).resume() == 1
+    assert checkpoints_of(assignment, leader).begin() == 1
     assert checkpoints.save(3, samples_issued=0)
 
 
