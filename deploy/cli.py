@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ledger = commands.add_parser("ledger", help="look at what became of every sample of a run", allow_abbrev=False)
     ledger.add_argument("action", choices=("verify",), help="verify: prove that every sample ended exactly once")
-    ledger.add_argument("run", type=Path, metavar="RUN_FOLDER")
+    ledger.add_argument("run", metavar="RUN_FOLDER", help="folder of the run; `latest` for the newest one below runs/")
     return parser
 
 
@@ -141,10 +141,13 @@ def _model(parsed: argparse.Namespace, _overrides: Mapping[str, str]) -> int:
 
 
 def _ledger(parsed: argparse.Namespace, _overrides: Mapping[str, str]) -> int:
+    from deploy.run_folder import LATEST, RunFolder, find_run_folder
     from learner.ledger_verdict import verify
 
+    run: str = parsed.run
+    folder = find_run_folder(run, runs=Path("runs")) if run == LATEST else RunFolder(Path(run))
     try:
-        verdict = verify(parsed.run / "ledger.sqlite")
+        verdict = verify(folder.ledger_file)
     except (FileNotFoundError, ValueError) as error:
         raise UserError(str(error)) from error
     print(f"{verdict.issued} samples issued: {verdict.trained} trained on", end="")

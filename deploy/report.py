@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.curve import draw_curve
+from deploy.invocation import program
 from deploy.live_table import duration
 from deploy.run_folder import RunFolder
 from deploy.run_records import EvaluationRecord, StepRecord, read_evaluations, read_steps
@@ -205,13 +206,13 @@ def figures(report: Report) -> list[tuple[str, str]]:
 
 def next_commands(report: Report, *, folder: Path) -> list[tuple[str, str]]:
     """What to try next: the command, and what it does."""
-    config = folder / "config.toml"
+    config, tandem = folder / "config.toml", program()
     return [
-        (f"tandem ledger verify {folder}", "prove that every sample ended exactly once"),
-        (f"tandem train --resume {folder} --learner.num_steps {2 * report.steps}", "go on to more steps"),
-        (f"tandem train {config} --run.seed 2", "the same with another seed"),
-        (f"tandem train {config} --rollout.num_servers 2", "the same with two rollout servers"),
-        (f"tandem train {config} --learner.max_staleness 0", "the same, exactly on-policy"),
+        (f"{tandem} ledger verify {folder}", "prove that every sample ended exactly once"),
+        (f"{tandem} train --resume {folder} --learner.num_steps {2 * report.steps}", "go on to more steps"),
+        (f"{tandem} train {config} --run.seed 2", "the same with another seed"),
+        (f"{tandem} train {config} --rollout.num_servers 2", "the same with two rollout servers"),
+        (f"{tandem} train {config} --learner.max_staleness 0", "the same, exactly on-policy"),
     ]
 
 

@@ -41,6 +41,12 @@ class RunFolder:
         """What became of every sample; the learner writes it."""
         return self.path / "ledger.sqlite"
 
+    def write_config(self, config: RunConfig) -> None:
+        """Writes the run file whole or not at all."""
+        part = self.config_file.with_suffix(".part")
+        part.write_text(dump_toml(config), encoding="utf-8")
+        part.replace(self.config_file)
+
     def log_file(self, process: str) -> Path:
         """What a service process, e.g. `rollout-0`, prints."""
         return self.path / "logs" / f"{process}.log"
@@ -61,7 +67,7 @@ def make_run_folder(config: RunConfig, *, now: datetime) -> RunFolder:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = _make_new(parent, stem)
-        folder.config_file.write_text(dump_toml(config), encoding="utf-8")
+        folder.write_config(config)
     except OSError as error:
         raise UserError(f"run.folder = {config.run.folder}: {error.strerror}") from error
     return folder
@@ -93,9 +99,9 @@ def find_run_folder(wanted: str, *, runs: Path) -> RunFolder:
     if wanted != LATEST:
         folder = RunFolder(Path(wanted).absolute())
         if not folder.config_file.is_file():
-            raise UserError(f"--resume {wanted}: is no run folder, it has no config.toml")
+            raise UserError(f"{wanted}: is no run folder, it has no config.toml")
         return folder
     found = [path.parent for path in runs.glob("*/config.toml")]
     if not found:
-        raise UserError(f"--resume latest: there is no run under {runs}")
+        raise UserError(f"latest: there is no run under {runs}")
     return RunFolder(max(found, key=lambda path: (path / "config.toml").stat().st_mtime).absolute())

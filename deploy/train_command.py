@@ -14,6 +14,7 @@ from rich.console import Console
 from deploy.data import load_problems
 from deploy.errors import RunFailedError, UserError
 from deploy.heavy_imports import heavy_imports
+from deploy.invocation import program, shown
 from deploy.live_table import make_display
 from deploy.local_ray import check_address, ray_cluster
 from deploy.placement import Bundle, ClusterFacts, plan_placement
@@ -21,6 +22,8 @@ from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
 
 TINY = "tiny"
+_FIXED = ("run.seed", "run.name", "model.", "data.", "learner.num_ranks", "rollout.model")
+"""What a run keeps from its beginning: its checkpoints, its prompts and its ledger depend on it."""
 _MODEL_FILE = "config.json"
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -56,7 +59,7 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     try:
         config = with_model(config, is_resumed=earlier is not None)
         folder = earlier or make_run_folder(config, now=datetime.now(UTC))
-        folder.config_file.write_text(dump_toml(config), encoding="utf-8")
+        folder.write_config(config)
         return _train(config, folder, is_resumed=earlier is not None, console=console, begin=begin)
     except KeyboardInterrupt:
         console.print("stopped before training began", highlight=False)
@@ -78,6 +81,9 @@ def _settings(
         )
     runs = load_run_file(None, {key: text for key, text in overrides.items() if key == "run.folder"}).run.folder
     folder = find_run_folder(resume, runs=Path(runs).expanduser())
+    for key in overrides:
+        if key.startswith(_FIXED):
+            raise UserError(f"train: --resume {resume}: {key} cannot change in the middle of a run; start a new one")
     return folder, load_run_file(folder.config_file, overrides)
 
 
@@ -104,11 +110,11 @@ def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: C
     from deploy.report import print_report, write_report
     from deploy.train_run import TrainRun, run_until_signal
 
-    shown = _shown(folder.path)
-    resume = f"go on with: tandem train --resume {shlex.quote(str(shown))}"
+    run_folder = shown(folder.path)
+    resume = f"go on with: {program()} train --resume {shlex.quote(str(run_folder))}"
     try:
         with make_display(console, num_steps=config.learner.num_steps) as display:
-            display.note(f"run folder: {shown}")
+            display.note(f"run folder: {run_folder}")
             display.phase("starting Ray")
             with ray_cluster(config.ray) as facts:
                 bundles = plan_placement(config, facts)
@@ -122,14 +128,8 @@ def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: C
         console.print(f"stopped; {resume}", highlight=False, soft_wrap=True)
         return _INTERRUPTED
     report = write_report(folder, seconds_total=time.monotonic() - begin)
-    print_report(report, folder=shown, console=console)
+    print_report(report, folder=run_folder, console=console)
     return 0
-
-
-def _shown(path: Path) -> Path:
-    """As short as a user standing here would write it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def _print_plan(config: RunConfig, *, console: Console) -> None:

@@ -56,7 +56,7 @@ def test_a_dry_run_prints_settings_that_load_and_starts_nothing(
     [
         (["train"], "train: name a run file"),
         (["train", "x.toml", "--resume", "latest"], "train: x.toml and --resume latest: a resumed run has its own"),
-        (["train", "--resume", "nowhere"], "--resume nowhere: is no run folder"),
+        (["train", "--resume", "nowhere"], "nowhere: is no run folder"),
         (["train", "--learner.num_steps"], "--learner.num_steps: needs a value"),
         (["ledger", "verify", "nowhere"], "no ledger at nowhere"),
         (["serve", "learner"], "serve learner: --run-folder FOLDER is required"),
@@ -81,3 +81,16 @@ def test_a_sound_ledger_is_said_to_be_so(tmp_path: Path, capsys: pytest.CaptureF
 
     assert code == 0
     assert capsys.readouterr().out == "0 samples issued: 0 trained on, 0 open, 0 lost, 0 trained on twice\n"
+
+
+@pytest.mark.parametrize("key", ["run.seed", "learner.num_ranks", "data.num_train"])
+def test_a_resumed_run_keeps_what_its_checkpoints_depend_on(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text("", encoding="utf-8")
+
+    code = main(["train", "--resume", str(tmp_path), f"--{key}", "2"])
+
+    assert code == 2
+    assert f"{key} cannot change in the middle of a run" in capsys.readouterr().err
+    assert (tmp_path / "config.toml").read_text(encoding="utf-8") == ""
