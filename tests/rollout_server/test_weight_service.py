@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Coroutine
 from typing import Any
 
 import grpc
@@ -9,9 +10,13 @@ import pytest
 
 from protos.rollout.v1 import weights_pb2
 from rollout_server.served import ServedWeights
+from rollout_server.weight_service import WeightServicer
 from runtime.weights.manifest import TensorEntry, WeightManifest
+from tests.rollout_server.scripted_engine import ScriptedEngine
 from tests.rollout_server.scripted_server import ScriptedServer, scripted_server
 
+PAUSE = weights_pb2.PauseRequest(timeout_seconds=0.2)
+NO_CONTEXT: Any = None
 MANIFEST = WeightManifest.make([TensorEntry("weight", "float32", (2, 3))], bucket_bytes=1024)
 
 
@@ -301,27 +306,40 @@ async def test_a_second_pause_moves_the_end(server: ScriptedServer) -> None:
     assert server.engine.calls == ["pause", "resume"]
 
 
-async def test_a_pause_whose_caller_is_gone_ends_by_itself(server: ScriptedServer) -> None:
-    server.engine.pause_gate.clear()
-    with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-        await server.weights.Pause(weights_pb2.PauseRequest(timeout_seconds=0.1), timeout=0.2)
+async def cancel_in_the_engine(handling: Coroutine[Any, Any, Any], engine: ScriptedEngine) -> None:
+    """Cancels a call as gRPC does for a client that goes away; over the wire the test could not know when."""
+    num_calls = len(engine.calls)
+    async with asyncio.timeout(2):
+        call = asyncio.ensure_future(handling)
+        while len(engine.calls) == num_calls:  # noqa: ASYNC110 - the engine keeps a list
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
 
-    server.engine.pause_gate.set()
+
+async def test_a_pause_whose_caller_is_gone_ends_by_itself() -> None:
+    engine = ScriptedEngine()
+    engine.pause_gate.clear()
+    await cancel_in_the_engine(WeightServicer(engine, ServedWeights()).Pause(PAUSE, NO_CONTEXT), engine)
+
+    engine.pause_gate.set()
 
     async with asyncio.timeout(2):
-        await server.engine.resumed.wait()
+        await engine.resumed.wait()
 
 
-async def test_a_resume_outlives_its_caller(server: ScriptedServer) -> None:
-    await pause(server, timeout_seconds=60)
-    server.engine.resume_gate.clear()
-    with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
-        await server.weights.Resume(weights_pb2.ResumeRequest(), timeout=0.2)
+async def test_a_resume_outlives_its_caller() -> None:
+    engine = ScriptedEngine()
+    servicer = WeightServicer(engine, ServedWeights())
+    await servicer.Pause(weights_pb2.PauseRequest(timeout_seconds=60), NO_CONTEXT)
+    engine.resume_gate.clear()
+    await cancel_in_the_engine(servicer.Resume(weights_pb2.ResumeRequest(), NO_CONTEXT), engine)
 
-    server.engine.resume_gate.set()
+    engine.resume_gate.set()
 
     async with asyncio.timeout(2):
-        await server.engine.resumed.wait()
+        await engine.resumed.wait()
 
 
 async def test_a_resume_without_a_pause_changes_nothing(server: ScriptedServer) -> None:
