@@ -3,14 +3,18 @@
 import asyncio
 import os
 import uuid
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+import grpc
 import structlog
 
 from protos.learner.v1 import learner_pb2, learner_pb2_grpc
+from protos.rollout.v1 import rollout_pb2, weights_pb2
 from protos.rollout.v1.rollout_pb2_grpc import add_RolloutServiceServicer_to_server
 from protos.rollout.v1.weights_pb2_grpc import add_WeightServiceServicer_to_server
 from rollout_server import metrics
@@ -30,8 +34,10 @@ from runtime.telemetry import serve_metrics
 
 log = structlog.get_logger()
 
-ROLLOUT_SERVICE = "protos.rollout.v1.RolloutService"
-WEIGHT_SERVICE = "protos.rollout.v1.WeightService"
+ROLLOUT_SERVICE = rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name
+WEIGHT_SERVICE = weights_pb2.DESCRIPTOR.services_by_name["WeightService"].full_name
+
+_ANNOUNCE_SECONDS = 60.0
 
 
 async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) -> None:
@@ -42,7 +48,7 @@ async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) ->
         ready_file: Where to write the addresses once the server answers.
 
     Raises:
-        ValueError: A setting, the model folder or a port is unusable.
+        ValueError: A setting, the model folder or a port is unusable, or the learner does not take the server in.
         EngineDeadError: vLLM failed; the process must end so that its starter starts it again.
     """
     listen, token = settings.listen, read_token()
@@ -67,9 +73,8 @@ async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) ->
         log.info("serving", address=public.address, admin_address=admin.address, metrics_address=metrics_address)
         if ready_file is not None:
             ReadyFile(os.getpid(), public.address, metrics_address, instance_id).write(ready_file)
-        if settings.learner_address:
-            await _announce(settings.learner_address, public.address, instance_id, token=token)
-        await _run_until_stopped(engine, public, admin, drain_seconds=listen.drain_seconds)
+        announce_server = partial(announce, settings.learner_address, public.address, instance_id, token=token)
+        await run_until_stopped(engine, public, admin, announce=announce_server, drain_seconds=listen.drain_seconds)
 
 
 async def _listen(
@@ -114,28 +119,60 @@ async def _warm_up(engine: Engine) -> None:
         pass
 
 
-async def _announce(learner_address: str, address: str, instance_id: str, *, token: str | None) -> None:
+async def announce(learner_address: str, address: str, instance_id: str, *, token: str | None) -> None:
+    """Tells the learner that this server serves; nothing is done for an empty address.
+
+    Raises:
+        ValueError: The learner does not answer, or refuses the server.
+    """
+    if not learner_address:
+        return
+    request = learner_pb2.RegisterServerRequest(
+        kind=learner_pb2.SERVER_KIND_ROLLOUT, address=address, instance_id=instance_id
+    )
     async with dial(learner_address, token=token) as channel:
-        request = learner_pb2.RegisterServerRequest(
-            kind=learner_pb2.SERVER_KIND_ROLLOUT, address=address, instance_id=instance_id
-        )
-        await learner_pb2_grpc.LearnerServiceStub(channel).RegisterServer(request, timeout=60, wait_for_ready=True)
+        stub = learner_pb2_grpc.LearnerServiceStub(channel)
+        try:
+            await stub.RegisterServer(request, timeout=_ANNOUNCE_SECONDS, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+            raise ValueError(f"learner_address = {learner_address}: the server is not taken in: {reason}") from error
+    log.info("announced", learner_address=learner_address)
 
 
-async def _run_until_stopped(engine: Engine, public: Listener, admin: Listener, *, drain_seconds: float) -> None:
+async def run_until_stopped(
+    engine: Engine,
+    public: Listener,
+    admin: Listener,
+    *,
+    announce: Callable[[], Coroutine[Any, Any, None]],
+    drain_seconds: float,
+) -> None:
+    """Announces the server, and drains it at SIGTERM, SIGINT or the engine's end, even if no one has answered yet.
+
+    Raises:
+        ValueError: The learner does not take the server in.
+        EngineDeadError: The engine has failed.
+    """
+
     async def watch_engine() -> None:
         while not engine.is_dead:  # noqa: ASYNC110 - vLLM has a flag, no event
             await asyncio.sleep(0.5)
 
-    stopped = asyncio.create_task(wait_for_stop_signal())
-    dead = asyncio.create_task(watch_engine())
-    await asyncio.wait((stopped, dead), return_when=asyncio.FIRST_COMPLETED)
-    is_dead = dead.done()
-    for task in (stopped, dead):
-        task.cancel()
-    log.info("draining", is_engine_dead=is_dead, num_running=engine.num_running)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            # The handlers of the signals come first.
+            ends = [tasks.create_task(wait_for_stop_signal()), tasks.create_task(watch_engine())]
+            announcing = tasks.create_task(announce())
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*ends, announcing):
+                task.cancel()
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from group
+    log.info("draining", is_engine_dead=engine.is_dead, num_running=engine.num_running)
+    drain_seconds = 0 if engine.is_dead else drain_seconds
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(public.stop(drain_seconds=0 if is_dead else drain_seconds))
-        tasks.create_task(admin.stop(drain_seconds=0 if is_dead else drain_seconds))
-    if is_dead:
+        for listener in (public, admin):
+            tasks.create_task(listener.stop(drain_seconds=drain_seconds))
+    if engine.is_dead:
         raise EngineDeadError("vLLM's engine has failed; see the lines above")
