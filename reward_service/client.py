@@ -37,6 +37,8 @@ _FIRST_BACKOFF_SECONDS = 0.05
 _LONGEST_BACKOFF_SECONDS = 2.0
 # Long enough that a dead server is not asked first by every call, short enough that a restarted one is soon back.
 _PASSED_OVER_SECONDS = 2.0
+# A server that is gone for good would take every call's first attempt each time it is no longer passed over.
+_MAX_FAILURES_IN_A_ROW = 10
 
 _OUTCOMES = {
     reward_pb2.OUTCOME_CORRECT: Outcome.CORRECT,
@@ -111,6 +113,10 @@ class _Replica:
         self.num_outstanding = 0
         self.num_calls = 0
         self.passed_over_until = 0.0
+        self.num_failures = 0
+        """In a row; calls that fail while it is passed over already count as one."""
+        self.failing_since = 0.0
+        self.answered_at = 0.0
         self.is_removed = False
         self.channel = dial(address, token=token)
         self.stub = reward_pb2_grpc.RewardServiceStub(self.channel)
@@ -226,13 +232,31 @@ class RewardClient:
         replica.num_outstanding += len(request.items)
         replica.num_calls += 1
         try:
-            return await replica.stub.Score(request, timeout=timeout_seconds)
-        except grpc.aio.AioRpcError:
-            replica.passed_over_until = asyncio.get_running_loop().time() + _PASSED_OVER_SECONDS
+            response: reward_pb2.ScoreResponse = await replica.stub.Score(request, timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            await self._note_failure(replica, error)
             raise
+        else:
+            replica.num_failures, replica.answered_at = 0, asyncio.get_running_loop().time()
+            return response
         finally:
             replica.num_outstanding -= len(request.items)
             await self._close_if_unused(replica)
+
+    async def _note_failure(self, replica: _Replica, error: grpc.aio.AioRpcError) -> None:
+        """Passes the server over for a while, or takes it out if others answer and it has long not been there."""
+        now = asyncio.get_running_loop().time()
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            replica.num_failures = 0
+        elif now >= replica.passed_over_until:
+            if replica.num_failures == 0:
+                replica.failing_since = now
+            replica.num_failures += 1
+        replica.passed_over_until = now + _PASSED_OVER_SECONDS
+        does_another_answer = any(other.answered_at > replica.failing_since for other in self._replicas.values())
+        if replica.num_failures >= _MAX_FAILURES_IN_A_ROW and does_another_answer and not replica.is_removed:
+            log.warning("reward server dropped", address=replica.address, num_failures=replica.num_failures)
+            await self.remove_server(replica.address)
 
     @staticmethod
     async def _close_if_unused(replica: _Replica) -> None:

@@ -54,6 +54,34 @@ async def test_a_dead_server_is_passed_over(server: RewardServer) -> None:
     await client.close()
 
 
+async def test_a_server_that_is_gone_for_good_is_dropped(server: RewardServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_service.client._PASSED_OVER_SECONDS", 0.0)
+    client = RewardClient(token=None)
+    await client.add_server(DEAD_ADDRESS)
+    await client.add_server(server.address)
+
+    async with asyncio.timeout(20):
+        while DEAD_ADDRESS in client.addresses:
+            assert (await client.score([RIGHT], timeout_seconds=20.0))[0].outcome is Outcome.CORRECT
+
+    assert client.addresses == [server.address]
+    await client.close()
+
+
+async def test_servers_are_kept_while_none_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reward_service.client._PASSED_OVER_SECONDS", 0.0)
+    monkeypatch.setattr("reward_service.client._MAX_FAILURES_IN_A_ROW", 2)
+    client = RewardClient(token=None)
+    for address in (DEAD_ADDRESS, "127.0.0.1:2"):
+        await client.add_server(address)
+
+    with pytest.raises(RewardUnavailableError):
+        await client.score([RIGHT], timeout_seconds=0.5)
+
+    assert client.addresses == [DEAD_ADDRESS, "127.0.0.1:2"]
+    await client.close()
+
+
 async def test_a_server_that_comes_later_is_found(server: RewardServer) -> None:
     client = RewardClient(token=None)
     async with asyncio.TaskGroup() as tasks:
