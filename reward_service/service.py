@@ -7,11 +7,9 @@ from reward_service.config import RewardSettings
 from reward_service.outcome import DEFAULT_REWARD_FUNCTION, REWARD_FUNCTIONS, Grade, Item, Outcome
 from reward_service.pool import WorkerPool
 from runtime.errors import InvalidRequestError
+from runtime.grpc_options import MAX_ID_CHARACTERS
 
 log = structlog.get_logger()
-
-MAX_ID_CHARS = 128
-"""Longest item id and group id."""
 
 _OUTCOMES = {
     Outcome.CORRECT: reward_pb2.OUTCOME_CORRECT,
@@ -71,11 +69,11 @@ def _check_request(request: reward_pb2.ScoreRequest, settings: RewardSettings) -
     num_items, most = len(request.items), settings.max_queued_items
     if not 1 <= num_items <= most:
         raise InvalidRequestError("items", f"{num_items} items", f"at least 1 and at most {most}")
-    _check_length("group_id", request.group_id, MAX_ID_CHARS)
+    _check_length("group_id", request.group_id, MAX_ID_CHARACTERS)
     ids: set[str] = set()
     for index, item in enumerate(request.items):
         field = f"items[{index}]"
-        _check_length(f"{field}.item_id", item.item_id, MAX_ID_CHARS)
+        _check_length(f"{field}.item_id", item.item_id, MAX_ID_CHARACTERS)
         if item.item_id in ids:
             raise InvalidRequestError(f"{field}.item_id", item.item_id, "unique within the request")
         ids.add(item.item_id)

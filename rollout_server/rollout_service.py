@@ -10,9 +10,8 @@ from rollout_server.engine import Engine, EngineDeadError, EngineProgress, Engin
 from rollout_server.samples import FinishReason, Sampling
 from rollout_server.served import ServedWeights
 from runtime.errors import BusyError, InvalidRequestError, UnavailableError, WrongStateError
+from runtime.grpc_options import MAX_ID_CHARACTERS
 from runtime.interceptors import Context
-
-MAX_ID_CHARACTERS = 128
 
 _FINISH_REASONS = {
     FinishReason.STOP: rollout_pb2.FINISH_REASON_STOP,

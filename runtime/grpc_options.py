@@ -1,7 +1,10 @@
-"""The gRPC options of both ends, in one place, so that they cannot disagree."""
+"""The gRPC options of both ends and the bounds that services share, in one place, so that they cannot disagree."""
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message either end takes; gRPC's own default of 4 MiB is less than a group of long rollouts."""
+
+MAX_ID_CHARACTERS = 128
+"""Longest id of a group, a sample or an item that a service takes."""
 
 Options = list[tuple[str, int]]
 

@@ -71,10 +71,6 @@ class Listener:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(drain_seconds)
 
-    async def wait(self) -> None:
-        """Returns when the server has stopped."""
-        await self._server.wait_for_termination()
-
 
 async def wait_until_serving(channel: grpc.aio.Channel, *, service: str, timeout_seconds: float) -> None:
     """Waits until the peer's health says SERVING for a service.
