@@ -39,6 +39,9 @@ def set_engine_environment(settings: RolloutSettings) -> None:
         "VLLM_LOGGING_LEVEL": "WARNING",
         # `auto` would pin every engine of the machine to the same first cores.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # gloo would listen on the address that the host's name has, for groups that end on this machine. The weight
+        # group names its address itself.
+        "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(settings.num_threads),
     }
     os.environ.update(fixed)
