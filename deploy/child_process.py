@@ -77,8 +77,15 @@ class ChildProcess:
 
     async def wait(self) -> int:
         """Waits for the end and returns the exit code, negative for a signal."""
-        while (returncode := self._process.poll()) is None:  # noqa: ASYNC110 - a process has no event
-            await asyncio.sleep(_POLL_SECONDS)
+        if self.is_running:
+            ended, loop, descriptor = asyncio.Event(), asyncio.get_running_loop(), os.pidfd_open(self._process.pid)
+            loop.add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+        returncode = self._process.wait()
         self._clean_up()
         return returncode
 

@@ -137,7 +137,7 @@ class TableDisplay:
         self._progress, self._phase = Progress(num_steps), ""
         self._spinner = Spinner("dots")
         self._begin = time.monotonic()
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._render)
+        self._live = Live(console=console, refresh_per_second=2, get_renderable=self._render)
 
     def __enter__(self) -> Self:
         """Begins the live part."""
