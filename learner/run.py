@@ -143,7 +143,7 @@ class Run:
         return False
 
     def push(self) -> None:
-        """Pushes the learner's version to every rollout server, and asks for samples that prove it."""
+        """Pushes the learner's version to every rollout server, and proves it by a few samples."""
         self._status.phase = learner_pb2.LEARNER_PHASE_PUSHING
         version = self._status.policy_version
         with self._clock.phase("push"):
@@ -152,7 +152,10 @@ class Run:
             return
         self._clock.stopped_seconds = pushed.stopped_seconds
         self._collector.set_version(version)
-        self._probe.ask(version)
+        with self._clock.phase("probe"):
+            # Before slots reopen: behind a step's worth of new rollouts the answer would hold up the next update.
+            self._probe.ask(version)
+            self._clock.probe_difference = self._probe.max_difference(self._leader)
         self._collector.start(self._background)
 
     def _push_version(self) -> PushReport | None:
@@ -180,7 +183,6 @@ class Run:
         """One optimizer step on the groups; the ledger books them as trained, or dropped if it was skipped."""
         self._status.phase = learner_pb2.LEARNER_PHASE_TRAINING
         with self._clock.phase("train"):
-            proven = self._probe.max_difference(self._leader)
             shares = pack(
                 groups,
                 num_ranks=self._settings.num_ranks,
@@ -196,7 +198,6 @@ class Run:
             metrics.SAMPLES.labels("trained", "").inc(len(rollouts))
         else:
             self._skip(rollouts)
-        self._clock.max_logprob_difference = _largest(proven, report.max_logprob_difference)
         self._clock.figures = GroupFigures.of(groups, policy_version=self._status.policy_version)
         self._status.policy_version = report.policy_version
         return report
@@ -275,7 +276,3 @@ def _model_facts(folder: Path) -> ModelFacts:
         vocabulary_size=int(config["vocab_size"]),
         stop_token_ids=tuple(stop_token_ids(folder)),
     )
-
-
-def _largest(*differences: float | None) -> float | None:
-    return max((difference for difference in differences if difference is not None), default=None)

@@ -49,6 +49,8 @@ class StepRecord:
     push_seconds: float
     stopped_seconds: float
     """Longest time in the push in which a server sampled nothing."""
+    probe_seconds: float
+    """Comparing logprobs with the servers' after the push."""
     checkpoint_seconds: float
     step_seconds: float
     samples_issued: int
@@ -89,7 +91,7 @@ class StepClock:
 
     def __init__(self) -> None:
         self.stopped_seconds = 0.0
-        self.max_logprob_difference: float | None = None
+        self.probe_difference: float | None = None
         self.figures: GroupFigures | None = None
         self.restart()
 
@@ -129,11 +131,12 @@ class StepClock:
             clip_share=report.clip_share,
             truncated_share=report.truncated_share,
             mismatch_kl=report.mismatch_kl,
-            max_logprob_difference=self.max_logprob_difference,
+            max_logprob_difference=_largest(self.probe_difference, report.max_logprob_difference),
             wait_seconds=self._seconds["wait"],
             train_seconds=self._seconds["train"],
             push_seconds=self._seconds["push"],
             stopped_seconds=self.stopped_seconds,
+            probe_seconds=self._seconds["probe"],
             checkpoint_seconds=self._seconds["checkpoint"],
             step_seconds=seconds,
             samples_issued=counts.issued,
@@ -170,7 +173,7 @@ class RunLog:
         metrics.TOKENS.inc(record.tokens)
         if record.max_logprob_difference is not None:
             metrics.LOGPROB_DIFFERENCE.set(record.max_logprob_difference)
-        for phase in ("wait", "train", "push", "checkpoint"):
+        for phase in ("wait", "train", "push", "probe", "checkpoint"):
             metrics.STEP_SECONDS.labels(phase).observe(getattr(record, f"{phase}_seconds"))
         log.info(
             "step",
@@ -189,3 +192,7 @@ def _step_of(line: str) -> int:
     except (ValueError, KeyError, TypeError):
         # A line that a crash has cut short.
         return 1 << 62
+
+
+def _largest(*differences: float | None) -> float | None:
+    return max((difference for difference in differences if difference is not None), default=None)
