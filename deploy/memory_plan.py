@@ -18,7 +18,9 @@ _GPU_SERVER_OVERHEAD = 4 * _GIB
 # What a process has loaded: torch with transformers and DeepSpeed, or vLLM.
 _CPU_LEARNER_OVERHEAD = 700 << 20
 _CPU_SERVER_OVERHEAD = 1200 << 20
-_KEPT_FREE_SHARE = 0.05
+# Ray, the launcher, the reward service and its workers.
+_CPU_OTHER_OVERHEAD = 1500 << 20
+_KEPT_FREE_SHARE = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class MemoryPlan:
     def needed_bytes(self) -> int:
         """Of all processes on the device."""
         servers = self.room.num_servers * (self.server_bytes + self.kv_cache_bytes)
-        return servers + self.room.num_ranks * (self.learner_bytes + self.activation_bytes)
+        learners = self.room.num_ranks * (self.learner_bytes + self.activation_bytes)
+        return servers + learners + (0 if self.room.is_gpu else _CPU_OTHER_OVERHEAD)
 
     def line(self) -> str:
         """The plan for a person."""

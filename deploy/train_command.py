@@ -17,6 +17,7 @@ from deploy.heavy_imports import heavy_imports
 from deploy.invocation import program, shown
 from deploy.live_table import make_display
 from deploy.local_ray import check_address, ray_cluster
+from deploy.memory import fit_into_memory
 from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
@@ -58,6 +59,9 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
         signal.signal(number, signal.default_int_handler)
     try:
         config = with_model(config, is_resumed=earlier is not None)
+        config, memory = fit_into_memory(config, Path(config.rollout.model))
+        if memory is not None and memory.room.is_gpu:
+            console.print(memory.line(), highlight=False, soft_wrap=True)
         folder = earlier or make_run_folder(config, now=datetime.now(UTC))
         folder.write_config(config)
         return _train(config, folder, is_resumed=earlier is not None, console=console, begin=begin)
