@@ -21,7 +21,7 @@ from deploy.tiny_warm_up import WarmUpSettings, warm_up
 from runtime.problems.arithmetic import arithmetic_problems
 
 # Raise it when the problems, the tokenizer, the shape or the warm-up change: it names the cached folder.
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 _LINES_WITHOUT_TERMINAL = 4
 
 
