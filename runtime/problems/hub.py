@@ -51,7 +51,7 @@ def _reason(error: Exception, *, subset: str, split: str, revision: str) -> str:
         return f"has no revision {revision}"
     if isinstance(error, DatasetNotFoundError) or type(error).__name__ == "RepositoryNotFoundError":
         return "the Hub has no such dataset, or it is private; check the id, or set HF_TOKEN"
-    if isinstance(error, ConnectionError | OfflineModeIsEnabled | _network_errors()):
+    if isinstance(error, (ConnectionError, OfflineModeIsEnabled, *_network_errors())):
         if datasets.config.HF_HUB_OFFLINE:
             return "is not in the local cache, and HF_HUB_OFFLINE or HF_DATASETS_OFFLINE forbids to ask the Hub"
         return f"is not in the local cache, and the Hub cannot be reached: {said}"
