@@ -68,7 +68,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return TextTokenizer(tokenizer, beginning=_beginning(tokenizer, special_tokens(folder)))
+    return TextTokenizer(tokenizer, beginning=_beginning(tokenizer))
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
@@ -132,10 +132,8 @@ def chat_template(folder: Path) -> Any:
     return path.read_text(encoding="utf-8") if path.is_file() else _read_json(folder / _CONFIG).get("chat_template", "")
 
 
-def _beginning(tokenizer: Tokenizer, declared: dict[str, Any]) -> str:
-    """What transformers has the tokenizer put first: what add_bos_token says, or else its own post-processor."""
-    if isinstance(declared.get("add_bos_token"), bool):
-        return str(declared.get("bos_token") or "") if declared["add_bos_token"] else ""
+def _beginning(tokenizer: Tokenizer) -> str:
+    """What the tokenizer's own post-processor puts first, which is what transformers goes by as well."""
     plain = tokenizer.encode("0", add_special_tokens=False).ids
     whole = tokenizer.encode("0").ids
     num_before = next((index for index in range(len(whole)) if plain and whole[index : index + len(plain)] == plain), 0)

@@ -118,9 +118,7 @@ def test_training_and_evaluation_see_the_same_rendering(tmp_path: Path) -> None:
     rendered = render_problems(load_problems(config.data, seed=1, max_answer_chars=MAX_CHARS), config)
 
     prompts = {problem.prompt for part in (rendered.train, rendered.held_out) for problem in part.problems}
-    assert prompts == {
-        f"Question:\nWhat is {index}?\nAnswer:\nLet's think step by step.\n" for index in range(6)
-    }
+    assert prompts == {f"Question:\nWhat is {index}?\nAnswer:\nLet's think step by step.\n" for index in range(6)}
 
 
 def test_prompts_without_room_for_a_completion_are_left_out(tmp_path: Path) -> None:

@@ -9,9 +9,13 @@ from deploy.cli import main
 from tests.models import save_tiny_qwen2
 
 
-def test_the_check_shows_counts_lengths_and_rendered_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_shows_counts_lengths_and_rendered_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_tiny_qwen2(tmp_path / "model")
-    rows = [{"question": f"How many in [/red]{index}[/]?", "answer": str(index), "level": index % 2} for index in range(20)]
+    rows = [
+        {"question": f"How many in [/red]{index}[/]?", "answer": str(index), "level": index % 2} for index in range(20)
+    ]
     rows[4]["answer"] = ""
     rows[7]["question"] = rows[6]["question"]
     (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -38,7 +38,7 @@ def test_a_dataset_gives_numbered_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         (DatasetNotFoundError("Dataset 'org/name' is a gated dataset on the Hub."), "is gated; ask for access"),
         (ConnectionError("Couldn't reach 'org/name'"), "is not in the local cache, and the Hub cannot be reached"),
         (ValueError("BuilderConfig 'main' not found. Available: ['a']"), r"has no subset main: .*\['a'\]"),
-        (ValueError('Unknown split "train". Should be one of [\'test\'].'), r"has no split train: .*\['test'\]"),
+        (ValueError("Unknown split \"train\". Should be one of ['test']."), r"has no split train: .*\['test'\]"),
         (RuntimeError("Dataset scripts are no longer supported"), "cannot be loaded: Dataset scripts"),
         (FileNotFoundError("Couldn't find\n any data file"), "cannot be loaded: Couldn't find any data file"),
     ],

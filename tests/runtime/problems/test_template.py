@@ -11,12 +11,14 @@ from runtime.problems.tokenizer import load_tokenizer
 from tests.runtime.problems.tokenizer_folders import write_words_tokenizer
 
 CHATML = (
-    "{% for message in messages %}\n{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}\n"
+    "{% for message in messages %}\n"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}\n"
     "{% endfor %}\n{% if add_generation_prompt %}\n{{ '<|im_start|>assistant\n' }}\n{% endif %}"
 )
 LLAMA = (
     "{{- bos_token }}{% for message in messages %}{% if message.role == 'system' %}{% continue %}{% endif %}"
-    "[INST] {{ message['content'] | trim }} [/INST]{% endfor %}{% if tools is not none %}tools{% endif %}{{ eos_token }}"
+    "[INST] {{ message['content'] | trim }} [/INST]{% endfor %}"
+    "{% if tools is not none %}tools{% endif %}{{ eos_token }}"
 )
 ODD = (
     "{% for message in messages %}{% generation %}{{ message | tojson }}{% endgeneration %}{{ pad_token }}{% endfor %}"
