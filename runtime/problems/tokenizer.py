@@ -137,7 +137,7 @@ def _beginning(tokenizer: Tokenizer) -> str:
     plain = tokenizer.encode("0", add_special_tokens=False).ids
     whole = tokenizer.encode("0").ids
     num_before = next((index for index in range(len(whole)) if plain and whole[index : index + len(plain)] == plain), 0)
-    return "".join(tokenizer.id_to_token(token_id) for token_id in whole[:num_before])
+    return "".join(str(tokenizer.id_to_token(token_id)) for token_id in whole[:num_before])
 
 
 def _tokenizer_path(folder: Path) -> Path:

@@ -6,7 +6,6 @@ import pytest
 
 from runtime.problems.columns import ColumnNames
 from runtime.problems.dataset import ReadProblems, Refused, read_problems
-from runtime.problems.forms import AnswerForm
 from runtime.problems.rows import DataError, Table, read_file
 from tests.shared_data import shared_file
 
@@ -16,9 +15,8 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     return Table("own", "own", "row", tuple(columns), lambda _wanted: enumerate(rows, start=1))
 
 
-def _read(rows: list[dict[str, Any]] | Table, form: AnswerForm = "auto", **names: str) -> ReadProblems:
-    table = rows if isinstance(rows, Table) else _table(rows)
-    return read_problems(table, columns=ColumnNames(**names), answer_form=form, max_answer_chars=50)
+def _read(rows: list[dict[str, Any]], **names: str) -> ReadProblems:
+    return read_problems(_table(rows), columns=ColumnNames(**names), answer_form="auto", max_answer_chars=50)
 
 
 def _row(index: int, **more: Any) -> dict[str, Any]:
