@@ -37,7 +37,7 @@ def _run(arguments: list[str]) -> int:
 
         arguments, overrides = split_overrides(arguments)
     parsed = _parser().parse_args(arguments)
-    command = {"train": _train, "serve": _serve, "model": _model, "ledger": _ledger}[parsed.command]
+    command = {"train": _train, "serve": _serve, "data": _data, "model": _model, "ledger": _ledger}[parsed.command]
     return command(parsed, overrides)
 
 
@@ -52,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
     _add_serve(commands)
+
+    _add_data(commands)
 
     model = commands.add_parser("model", help="make a model folder", allow_abbrev=False)
     model.add_argument("kind", choices=("tiny",), help="tiny: the small model of the default run, made on the spot")
@@ -100,6 +102,18 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     serve.add_argument("--resume", action="store_true", help="learner: go on from the newest checkpoint in its folder")
 
 
+def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    data = commands.add_parser(
+        "data",
+        help="look at what a run would be trained on",
+        epilog=OVERRIDES_HELP.replace("tandem train", "tandem data check"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    data.add_argument("action", choices=("check",), help="check: counts, lengths in tokens, ten prompts as rendered")
+    data.add_argument("run_file", type=Path, metavar="RUN.toml", help="settings of the run")
+
+
 def _train(parsed: argparse.Namespace, overrides: Mapping[str, str]) -> int:
     from deploy.train_command import train
 
@@ -124,6 +138,12 @@ def _serve(parsed: argparse.Namespace, overrides: Mapping[str, str]) -> int:
         run_folder=parsed.run_folder,
         resume=parsed.resume,
     )
+
+
+def _data(parsed: argparse.Namespace, overrides: Mapping[str, str]) -> int:
+    from deploy.data_command import check_data
+
+    return check_data(run_file=parsed.run_file, overrides=overrides)
 
 
 def _model(parsed: argparse.Namespace, _overrides: Mapping[str, str]) -> int:

@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.data import load_problems
 from deploy.errors import RunFailedError, first_cause
 from deploy.live_table import Display
 from deploy.placement import Bundle, Service
@@ -29,6 +28,7 @@ from evaluation.accuracy import EvaluationError, evaluate
 from reward_service.client import RewardClient
 from rollout_server.client import RolloutError, RolloutFleet
 from runtime.credentials import read_token
+from runtime.problems.problem import Problem
 from runtime.problems.tokenizer import load_tokenizer
 from runtime.process import ReadyFile, wait_for_stop_signal
 
@@ -48,6 +48,7 @@ class TrainRun:
         *,
         folder: RunFolder,
         bundles: Sequence[Bundle],
+        held_out: Sequence[Problem],
         is_resumed: bool,
         display: Display,
     ) -> None:
@@ -56,7 +57,7 @@ class TrainRun:
         self._services = Services(config, folder=folder, bundles=bundles, token=token)
         self._fleet, self._rewards = RolloutFleet(token=token), RewardClient(token=token)
         self._tokenizer = load_tokenizer(Path(config.rollout.model))
-        self._held_out = load_problems(config.data, seed=config.run.seed).held_out
+        self._held_out = held_out
         self._waiting = [bundle.name for bundle in bundles]
         self._learner_ended = asyncio.Event()
         self._begin_unix = time.time()

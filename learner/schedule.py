@@ -19,12 +19,10 @@ def learning_rate_at(step: int, settings: LearnerSettings) -> float:
     if step <= settings.warmup_steps:
         return settings.learning_rate * step / (settings.warmup_steps + 1)
     progress = min(1.0, (step - settings.warmup_steps) / max(1, settings.num_steps - settings.warmup_steps))
-    match settings.learning_rate_schedule:
-        case "constant":
-            above_floor = 1.0
-        case "linear":
-            above_floor = 1.0 - progress
-        case "cosine":
-            above_floor = (1 + math.cos(math.pi * progress)) / 2
+    above_floor = 1.0
+    if settings.learning_rate_schedule == "linear":
+        above_floor = 1.0 - progress
+    elif settings.learning_rate_schedule == "cosine":
+        above_floor = (1 + math.cos(math.pi * progress)) / 2
     floor = settings.learning_rate_floor
     return settings.learning_rate * (floor + (1 - floor) * above_floor)
