@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from runtime.weights.digests import tensor_digest
+from runtime.weights.digests import digest_values, tensor_digest
 from runtime.weights.group import WeightGroup, connect_store
 from runtime.weights.manifest import WeightManifest
 
@@ -43,6 +43,9 @@ class WeightReceiver:
         self.place, self.manifest = place, manifest
         self._device = device
         self._memory = torch.empty(manifest.staging_bytes, dtype=torch.uint8, device=device)
+        largest = max(bucket.end - bucket.begin for bucket in manifest.buckets)
+        through_host = place.transport == "gloo" and device.type == "cuda"
+        self._host_memory = torch.empty(largest, dtype=torch.uint8, pin_memory=True) if through_host else None
         self._lock = threading.Lock()
         self._group: WeightGroup | None = None
         self._wanted: int | None = None
@@ -127,17 +130,16 @@ class WeightReceiver:
         return self._fill_buckets(group)
 
     def _fill_buckets(self, group: WeightGroup) -> list[int]:
-        digests: list[int] = []
+        digests: list[torch.Tensor] = []
         for bucket in self.manifest.buckets:
-            # gloo moves host memory; on a GPU the bucket goes through a pinned copy.
             target = self._memory[bucket.begin : bucket.end]
-            through_host = self.place.transport == "gloo" and self._device.type == "cuda"
-            data = torch.empty(target.shape, dtype=torch.uint8, pin_memory=True) if through_host else target
+            # gloo moves host memory; on a GPU the bucket goes through a pinned copy.
+            data = target if self._host_memory is None else self._host_memory[: target.numel()]
             group.broadcast(data).wait()
-            if through_host:
+            if data is not target:
                 target.copy_(data)
             digests.extend(tensor_digest(placed.view(self._memory)) for placed in bucket.tensors)
-        return digests
+        return digest_values(digests)
 
     def staged_weights(self, policy_version: int) -> list[tuple[str, torch.Tensor]]:
         """The staged tensors by name, views into the staging memory.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from runtime.weights.digests import tensor_digest
+from runtime.weights.digests import digest_values, tensor_digest
 from runtime.weights.group import WeightGroup
 from runtime.weights.manifest import WeightManifest
 
@@ -32,8 +32,12 @@ class WeightSender:
     def __init__(self, group: WeightGroup, manifest: WeightManifest, *, device: torch.device) -> None:
         self._group, self._manifest = group, manifest
         largest = max(bucket.end - bucket.begin for bucket in manifest.buckets)
+        # A GPU copies to pinned memory several times as fast.
+        self._is_pinned = device.type == "cpu" and torch.cuda.is_available()
         # Two buckets: one fills while the other is on its way.
-        self._buffers = [torch.empty(largest, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._buffers = [
+            torch.empty(largest, dtype=torch.uint8, device=device, pin_memory=self._is_pinned) for _ in range(2)
+        ]
 
     def send(self, tensors: Iterable[tuple[str, torch.Tensor]], *, policy_version: int) -> SentWeights:
         """Broadcasts all tensors, in the order of the manifest.
@@ -47,7 +51,7 @@ class WeightSender:
             ValueError: A name or shape is not the manifest's. The group is of no use any more.
             RuntimeError: A collective failed or passed its deadline.
         """
-        digests: list[int] = []
+        digests: list[torch.Tensor] = []
         sending: list[Any] = [None, None]
         source = iter(tensors)
         for index, bucket in enumerate(self._manifest.buckets):
@@ -60,15 +64,19 @@ class WeightSender:
                 view = placed.view(buffer, origin=bucket.begin)
                 if tensor is None or (name, tensor.shape) != (placed.entry.name, view.shape):
                     raise ValueError(f"push of {name}: the manifest has {placed.entry} here")
-                view.copy_(tensor)
-                digests.append(tensor_digest(view))
+                sent = tensor.detach().to(view.dtype).contiguous()
+                # Where the tensor is: a GPU digests in microseconds what takes a core a second.
+                digests.append(tensor_digest(sent))
+                view.copy_(sent, non_blocking=True)
+            if self._is_pinned:
+                torch.cuda.current_stream().synchronize()
             sending[side] = self._group.broadcast(buffer)
         if (name := next(source, ("", None))[0]) != "":
             raise ValueError(f"push of {name}: the manifest has no more tensors")
         for work in sending:
             if work is not None:
                 work.wait()
-        return SentWeights(policy_version, tuple(digests), self._manifest.staging_bytes)
+        return SentWeights(policy_version, tuple(digest_values(digests)), self._manifest.staging_bytes)
 
     def confirm(self, sent: SentWeights, *, timeout_seconds: float) -> None:
         """Waits until every receiver has reported, and compares its digests with ours.
