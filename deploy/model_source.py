@@ -25,16 +25,15 @@ def resolve_model(settings: ModelSection, *, seed: int) -> Path:
         UserError: There is no such model, or it cannot be had.
     """
     source, revision = settings.source, settings.revision
-    if source != TINY and (folder := _folder(source)) is None:
+    folder = None if source == TINY else _folder(source)
+    if folder is None and source != TINY:
         # It takes half a second to import, which a local folder need not pay.
         from deploy.hub import fetch_model
 
-        folder = fetch_model(source, revision=revision)
-    elif revision:
-        raise UserError(
-            f"model.revision = {revision}: only a model of a hub has revisions, not model.source = {source}"
-        )
-    elif source == TINY:
+        return fetch_model(source, revision=revision).absolute()
+    if revision:
+        raise UserError(f"model.revision = {revision}: only a model of a hub has revisions, not model.source = {source}")
+    if folder is None:
         folder = ensure_tiny_model(cache_folder=Path(settings.cache_folder).expanduser(), seed=seed)
     return folder.absolute()
 

