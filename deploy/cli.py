@@ -37,7 +37,7 @@ def _run(arguments: list[str]) -> int:
 
         arguments, overrides = split_overrides(arguments)
     parsed = _parser().parse_args(arguments)
-    command = {"train": _train, "serve": _serve, "model": _model, "ledger": _ledger}[parsed.command]
+    command = {"train": _train, "serve": _serve, "data": _data, "model": _model, "ledger": _ledger}[parsed.command]
     return command(parsed, overrides)
 
 
@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
     _add_serve(commands)
-
+    _add_data(commands)
     _add_model(commands)
 
     ledger = commands.add_parser("ledger", help="look at what became of every sample of a run", allow_abbrev=False)
@@ -109,6 +109,18 @@ def _add_model(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     smollm2.add_argument("folder", type=Path, help="where to put it")
 
 
+def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    data = commands.add_parser(
+        "data",
+        help="look at what a run would be trained on",
+        epilog=OVERRIDES_HELP.replace("tandem train", "tandem data check"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    data.add_argument("action", choices=("check",), help="check: counts, lengths in tokens, ten prompts as rendered")
+    data.add_argument("run_file", type=Path, metavar="RUN.toml", help="settings of the run")
+
+
 def _train(parsed: argparse.Namespace, overrides: Mapping[str, str]) -> int:
     from deploy.train_command import train
 
@@ -133,6 +145,12 @@ def _serve(parsed: argparse.Namespace, overrides: Mapping[str, str]) -> int:
         run_folder=parsed.run_folder,
         resume=parsed.resume,
     )
+
+
+def _data(parsed: argparse.Namespace, overrides: Mapping[str, str]) -> int:
+    from deploy.data_command import check_data
+
+    return check_data(run_file=parsed.run_file, overrides=overrides)
 
 
 def _model(parsed: argparse.Namespace, _overrides: Mapping[str, str]) -> int:

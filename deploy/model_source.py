@@ -32,7 +32,9 @@ def resolve_model(settings: ModelSection, *, seed: int) -> Path:
 
         return fetch_model(source, revision=revision).absolute()
     if revision:
-        raise UserError(f"model.revision = {revision}: only a model of a hub has revisions, not model.source = {source}")
+        raise UserError(
+            f"model.revision = {revision}: only a model of a hub has revisions, not model.source = {source}"
+        )
     if folder is None:
         folder = ensure_tiny_model(cache_folder=Path(settings.cache_folder).expanduser(), seed=seed)
     return folder.absolute()

@@ -14,7 +14,7 @@ from deploy.curve import draw_curve
 from deploy.invocation import program
 from deploy.live_table import duration
 from deploy.run_folder import RunFolder
-from deploy.run_records import EvaluationRecord, StepRecord, read_evaluations, read_steps
+from deploy.run_records import EvaluationRecord, ShownStep, read_evaluations, read_steps
 from learner.ledger_verdict import LedgerVerdict, verify
 
 _WARM_UP_STEPS = 10
@@ -104,7 +104,7 @@ def write_report(folder: RunFolder, *, seconds_total: float) -> Report:
 def make_report(
     *,
     run_id: str,
-    steps: Sequence[StepRecord],
+    steps: Sequence[ShownStep],
     evaluations: Sequence[EvaluationRecord],
     verdict: LedgerVerdict,
     seconds_total: float,
@@ -163,7 +163,7 @@ def _accuracy(evaluations: Sequence[EvaluationRecord], moment: str) -> float | N
     return found[-1] if found else None
 
 
-def _steps_per_minute(steps: Sequence[StepRecord]) -> float | None:
+def _steps_per_minute(steps: Sequence[ShownStep]) -> float | None:
     """From the times at which steps ended, so that nothing between two steps is left out."""
     seconds = [
         later.time_unix - earlier.time_unix for earlier, later in pairwise(steps) if earlier.step >= _WARM_UP_STEPS

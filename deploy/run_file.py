@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from deploy.data_config import DataSection
 from deploy.errors import UserError
 from deploy.mistakes import check_settings
 from deploy.overrides import apply_overrides
@@ -38,17 +39,6 @@ class ModelSection(Settings):
     """Branch, tag or commit of a model on a hub; empty for its main branch."""
     cache_folder: str = "~/.cache/tandem"
     """Where the tiny model is kept for the next run."""
-
-
-class DataSection(Settings):
-    """What is trained on, and what accuracy is measured on."""
-
-    source: str = "arithmetic"
-    """`arithmetic` for seeded problems in words, or a JSONL file with a `prompt` and an `answer` in each line."""
-    num_train: Annotated[int, Field(ge=1)] = 4096
-    """Problems to train on; of a file, at most this many."""
-    num_held_out: Annotated[int, Field(ge=0)] = 256
-    """Problems that are never trained on, for the accuracy; of a file, its last ones."""
 
 
 class RolloutSection(RolloutSettings):

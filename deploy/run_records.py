@@ -12,7 +12,7 @@ Moment = Literal["before", "during", "after"]
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class ShownStep:
     """One line of metrics.jsonl, as far as it is shown or reported; see learner/run_log.py."""
 
     step: int
@@ -73,7 +73,7 @@ class StepFollower:
         self._offset = 0
         self._inode = 0
 
-    def new_records(self) -> list[StepRecord]:
+    def new_records(self) -> list[ShownStep]:
         """The records that came since the last call; a line that is not complete yet waits for the next."""
         try:
             with self._path.open("rb") as file:
@@ -85,10 +85,10 @@ class StepFollower:
         except FileNotFoundError:
             return []
         self._offset += len(complete) + len(newline)
-        return [StepRecord.parse(line) for line in complete.decode("utf-8").splitlines() if line]
+        return [ShownStep.parse(line) for line in complete.decode("utf-8").splitlines() if line]
 
 
-def read_steps(path: Path) -> list[StepRecord]:
+def read_steps(path: Path) -> list[ShownStep]:
     """Every step of a run in order; of one that was done again after a resume, the last record."""
     by_step = {record.step: record for record in StepFollower(path).new_records()}
     return [by_step[step] for step in sorted(by_step)]

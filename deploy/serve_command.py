@@ -55,7 +55,7 @@ def serve(
 
 def _serve_learner(config: RunConfig, *, ready_file: Path | None, run_folder: Path, resume: bool) -> None:
     with heavy_imports():
-        from deploy.data import load_problems
+        from deploy.data import run_problems
         from learner.train import LearnerAssignment, run_learner
 
     assignment = LearnerAssignment(
@@ -64,7 +64,7 @@ def _serve_learner(config: RunConfig, *, ready_file: Path | None, run_folder: Pa
         model_folder=Path(config.rollout.model),
         seed=config.run.seed,
         settings=config.learner,
-        problems=load_problems(config.data, seed=config.run.seed).train,
+        problems=run_problems(config).train.problems,
         num_rollout_servers=config.rollout.num_servers,
         num_reward_servers=config.reward.num_servers,
         resume=resume,

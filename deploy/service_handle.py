@@ -13,10 +13,13 @@ from deploy.child_process import ChildSpec
 from deploy.errors import RunFailedError, UserError
 from deploy.placement import Bundle, Service
 from deploy.supervisor import ServicePhase, ServiceState, ServiceSupervisor
+from protos.learner.v1 import learner_pb2
+from protos.reward.v1 import reward_pb2
+from protos.rollout.v1 import rollout_pb2
 from runtime.process import ReadyFile
 
 _USER_ERROR = 2
-_STOP_SECONDS = 2.0
+KILL_SECONDS = 2.0
 """How long an actor may take to kill a process that did not end within its grace."""
 
 
@@ -82,7 +85,7 @@ class ServiceHandle:
         """Ends the process and the actor, whatever state they are in."""
         # An actor that found no room, or lost its node, does not answer.
         with suppress(RayActorError, TimeoutError):
-            async with asyncio.timeout(grace_seconds + _STOP_SECONDS):
+            async with asyncio.timeout(grace_seconds + KILL_SECONDS):
                 await self._actor.stop.remote(grace_seconds=grace_seconds)
         ray.kill(self._actor)
 
@@ -116,8 +119,8 @@ def last_words(state: ServiceState) -> str:
 
 
 GRPC_SERVICES = {
-    Service.ROLLOUT: "protos.rollout.v1.RolloutService",
-    Service.REWARD: "protos.reward.v1.RewardService",
-    Service.LEARNER: "protos.learner.v1.LearnerService",
+    Service.ROLLOUT: rollout_pb2.DESCRIPTOR.services_by_name["RolloutService"].full_name,
+    Service.REWARD: reward_pb2.DESCRIPTOR.services_by_name["RewardService"].full_name,
+    Service.LEARNER: learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name,
 }
 """What health is asked about."""

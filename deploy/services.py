@@ -12,7 +12,7 @@ from deploy.errors import RunFailedError, UserError, first_cause
 from deploy.placement import Bundle, Service
 from deploy.run_file import RunConfig
 from deploy.run_folder import RunFolder
-from deploy.service_handle import GRPC_SERVICES, ServiceHandle
+from deploy.service_handle import GRPC_SERVICES, KILL_SECONDS, ServiceHandle
 from deploy.supervisor import ServicePhase, ServiceState
 from protos.learner.v1 import learner_pb2, learner_pb2_grpc
 from runtime.dialling import dial
@@ -131,12 +131,20 @@ class Services:
         except ExceptionGroup as group:
             raise first_cause(group) from group
 
-    async def stop(self, *, learner_grace_seconds: float, server_grace_seconds: float) -> None:
-        """Ends everything: the learner first, which may still need the servers for its last checkpoint."""
-        for services, grace_seconds in (
-            ((Service.LEARNER,), learner_grace_seconds),
-            ((Service.ROLLOUT, Service.REWARD), server_grace_seconds),
+    async def stop(self, *, within_seconds: float, server_grace_seconds: float) -> None:
+        """Ends everything: the learner first, which may still need the servers for its last checkpoint.
+
+        Args:
+            within_seconds: Until all are ended, killed if need be.
+            server_grace_seconds: Of it, what servers are left for their own end.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_seconds
+        for services, reserved_seconds in (
+            ((Service.LEARNER,), server_grace_seconds + KILL_SECONDS),
+            ((Service.ROLLOUT, Service.REWARD), 0.0),
         ):
+            grace_seconds = max(0.0, deadline - reserved_seconds - KILL_SECONDS - loop.time())
             async with asyncio.TaskGroup() as tasks:
                 for service in services:
                     for handle in self._handles[service]:

@@ -13,7 +13,7 @@ from deploy.heavy_imports import heavy_imports
 from deploy.tiny_settings import TinyModelSettings
 
 # Raise it when the problems, the tokenizer, the shape or the warm-up change: it names the cached folder.
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 _DEFAULT_SETTINGS = TinyModelSettings()
 
 

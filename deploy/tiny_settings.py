@@ -17,7 +17,7 @@ class WarmUpSettings:
         careless_learning_rate: Constant.
     """
 
-    num_steps: int = 160
+    num_steps: int = 240
     max_careless_steps: int = 64
     careless_share: float = 0.7
     careless_accuracy: float = 0.32

@@ -5,22 +5,24 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from deploy.data import load_problems
+from deploy.data import left_out, load_problems, render_problems, too_long, with_absolute_paths
 from deploy.errors import RunFailedError, UserError
 from deploy.invocation import program, shown
 from deploy.live_table import make_display
 from deploy.local_ray import check_address, ray_cluster
+from deploy.memory import fit_into_memory
 from deploy.model_folder import CONFIG_FILE, check_context_length, check_model_folder
 from deploy.model_source import resolve_model
 from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
+from runtime.problems.problem import Problem
 
 _FIXED = ("run.seed", "run.name", "model.", "data.", "learner.num_ranks", "rollout.model")
 """What a run keeps from its beginning: its checkpoints, its prompts and its ledger depend on it."""
@@ -46,7 +48,8 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     begin = time.monotonic()
     console = Console()
     earlier, config = _settings(run_file, overrides, resume=resume)
-    load_problems(config.data, seed=config.run.seed)
+    config = config.model_copy(update={"data": with_absolute_paths(config.data)})
+    loaded = load_problems(config.data, seed=config.run.seed, max_answer_chars=config.reward.max_answer_chars)
     # Before a model is made, which takes its time.
     check_address(config.ray)
     if is_dry_run:
@@ -57,9 +60,17 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
         signal.signal(number, signal.default_int_handler)
     try:
         config = with_model(config, is_resumed=earlier is not None)
+        config, memory = fit_into_memory(config, Path(config.rollout.model))
+        problems = render_problems(loaded, config)
+        notes = left_out(loaded) + too_long(problems)
+        if memory is not None and memory.room.is_gpu:
+            notes = [memory.line(), *notes]
+        for note in notes:
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         folder = earlier or make_run_folder(config, now=datetime.now(UTC))
         folder.write_config(config)
-        return _train(config, folder, is_resumed=earlier is not None, console=console, begin=begin)
+        held_out = problems.held_out.problems
+        return _train(config, folder, held_out=held_out, is_resumed=earlier is not None, console=console, begin=begin)
     except KeyboardInterrupt:
         console.print("stopped before training began", highlight=False)
         return _INTERRUPTED
@@ -98,7 +109,15 @@ def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
     return config.model_copy(update={"rollout": rollout})
 
 
-def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: Console, begin: float) -> int:
+def _train(
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    held_out: Sequence[Problem],
+    is_resumed: bool,
+    console: Console,
+    begin: float,
+) -> int:
     from deploy.report import print_report, write_report
     from deploy.train_run import TrainRun, run_until_signal
 
@@ -110,7 +129,14 @@ def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: C
             display.phase("starting Ray")
             with ray_cluster(config.ray) as facts:
                 bundles = plan_placement(config, facts)
-                run = TrainRun(config, folder=folder, bundles=bundles, is_resumed=is_resumed, display=display)
+                run = TrainRun(
+                    config,
+                    folder=folder,
+                    bundles=bundles,
+                    held_out=held_out,
+                    is_resumed=is_resumed,
+                    display=display,
+                )
                 is_complete = asyncio.run(run_until_signal(run.run()))
                 display.phase("stopping Ray")
             display.phase("")

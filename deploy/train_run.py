@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from deploy.data import load_problems
 from deploy.errors import RunFailedError, first_cause
 from deploy.live_table import Display
 from deploy.placement import Bundle, Service
@@ -16,8 +15,8 @@ from deploy.run_folder import RunFolder
 from deploy.run_records import (
     EvaluationRecord,
     Moment,
+    ShownStep,
     StepFollower,
-    StepRecord,
     append_evaluation,
     read_evaluations,
     read_steps,
@@ -29,13 +28,14 @@ from evaluation.accuracy import EvaluationError, evaluate
 from reward_service.client import RewardClient
 from rollout_server.client import RolloutError, RolloutFleet
 from runtime.credentials import read_token
+from runtime.problems.problem import Problem
 from runtime.problems.tokenizer import load_tokenizer
 from runtime.process import ReadyFile, wait_for_stop_signal
 
 _FOLLOW_SECONDS = 0.25
 _HANDSHAKE_SECONDS = 30.0
-# Together with Ray's own end they stay below the 15 s in which a Ctrl-C must be done.
-_LEARNER_GRACE_SECONDS = 9.0
+# Together with Ray's own end it stays below the 15 s in which a Ctrl-C must be done.
+_STOP_SECONDS = 13.0
 _SERVER_GRACE_SECONDS = 2.0
 
 
@@ -48,6 +48,7 @@ class TrainRun:
         *,
         folder: RunFolder,
         bundles: Sequence[Bundle],
+        held_out: Sequence[Problem],
         is_resumed: bool,
         display: Display,
     ) -> None:
@@ -56,7 +57,7 @@ class TrainRun:
         self._services = Services(config, folder=folder, bundles=bundles, token=token)
         self._fleet, self._rewards = RolloutFleet(token=token), RewardClient(token=token)
         self._tokenizer = load_tokenizer(Path(config.rollout.model))
-        self._held_out = load_problems(config.data, seed=config.run.seed).held_out
+        self._held_out = held_out
         self._waiting = [bundle.name for bundle in bundles]
         self._learner_ended = asyncio.Event()
         self._begin_unix = time.time()
@@ -81,9 +82,7 @@ class TrainRun:
             self._display.phase("stopping the services")
             await self._fleet.close()
             await self._rewards.close()
-            await self._services.stop(
-                learner_grace_seconds=_LEARNER_GRACE_SECONDS, server_grace_seconds=_SERVER_GRACE_SECONDS
-            )
+            await self._services.stop(within_seconds=_STOP_SECONDS, server_grace_seconds=_SERVER_GRACE_SECONDS)
             self._display.phase("")
 
     async def _until_ready(self) -> None:
@@ -140,12 +139,12 @@ class TrainRun:
                 async with asyncio.timeout(_FOLLOW_SECONDS):
                     await self._learner_ended.wait()
 
-    def _is_evaluation_due(self, record: StepRecord) -> bool:
+    def _is_evaluation_due(self, record: ShownStep) -> bool:
         every = self._config.evaluation.every_steps
         is_new = record.time_unix >= self._begin_unix
         return every > 0 and is_new and record.step % every == 0 and record.step < self._config.learner.num_steps
 
-    async def _evaluate_meanwhile(self, record: StepRecord) -> None:
+    async def _evaluate_meanwhile(self, record: ShownStep) -> None:
         """Weights change meanwhile: the record says which versions answered."""
         try:
             await self._evaluate("during", step=record.step, min_policy_version=record.policy_version)

@@ -45,7 +45,11 @@ class LearnerSettings(Settings):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """Learning rate after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """Steps over which the learning rate rises linearly; constant afterwards."""
+    """Steps over which the learning rate rises linearly."""
+    learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What becomes of the learning rate after the warm-up; it reaches its floor with the run's last step."""
+    learning_rate_floor: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Where the learning rate ends, as a share of `learning_rate`."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's decay rates of the first and second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0

@@ -21,6 +21,7 @@ from learner.config import LearnerSettings
 from learner.logprobs import shared_prompt_mask, token_logprobs
 from learner.loss import ClipBounds, clipped_policy_loss, max_logprob_difference
 from learner.rendezvous import RANKS_TIMEOUT, interface_towards, rank_store
+from learner.schedule import learning_rate_at
 from runtime.weights.manifest import TensorEntry
 
 STATE_TAG = "policy"
@@ -228,11 +229,6 @@ class Policy:
             return norm.item()
         self._engine.step()
         return float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
-
-
-def learning_rate_at(step: int, settings: LearnerSettings) -> float:
-    """The learning rate of the step that makes policy version `step`: a linear warm-up, then constant."""
-    return settings.learning_rate * min(1.0, step / (settings.warmup_steps + 1))
 
 
 def _join_ranks() -> None:

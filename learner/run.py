@@ -41,7 +41,7 @@ from runtime.weights.manifest import WeightManifest
 
 log = structlog.get_logger()
 
-LEARNER_SERVICE = "protos.learner.v1.LearnerService"
+LEARNER_SERVICE = learner_pb2.DESCRIPTOR.services_by_name["LearnerService"].full_name
 POLL_SECONDS = 0.2
 """How often a wait looks at whether the run was asked to stop."""
 MAX_SKIPPED_STEPS = 10

@@ -9,11 +9,11 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 from reward_service.outcome import MAX_EXTRACTED_CHARS, MAX_REASON_CHARS, AnswerLimits, Grade, Item, Outcome
+from runtime.problems.boxed import last_boxed
 
 # LaTeX only: math-verify reads its plain-text forms with sympy's parse_expr, which evaluates what it is given.
 _PARSED_FORMS = (LatexExtractionConfig(),)
 
-_BOX_TOKEN = re.compile(r"\\boxed\s*\{|\\[{}\\]|[{}]")
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 _NUMBER = re.compile(r"([+-]?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(\.[0-9]*)?")
@@ -71,27 +71,6 @@ def _math_at_sight(item: Item, limits: AnswerLimits) -> Grade | None:
 
 def _reference(item: Item) -> str:
     return last_boxed(item.reference_answer) or item.reference_answer
-
-
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{}`, without spaces around it, or None; linear in the text.
-
-    Of boxes directly within each other, the innermost. A box that is never closed is none.
-    """
-    open_braces: list[re.Match[str] | None] = []
-    box_begin, box_end, content = -1, -1, slice(0)
-    for token in _BOX_TOKEN.finditer(text):
-        mark = token.group()
-        if mark in ("\\\\", "\\{", "\\}"):
-            continue
-        if mark != "}":
-            open_braces.append(token if mark != "{" else None)
-        elif open_braces and (box := open_braces.pop()) is not None:
-            has_box = box.end() <= box_begin
-            if not has_box or (text[box.end() : box_begin] + text[box_end : token.start()]).strip():
-                content = slice(box.end(), token.start())
-            box_begin, box_end = box.start(), token.end()
-    return text[content].strip() if box_begin >= 0 else None
 
 
 def _depth(text: str) -> int:

@@ -50,7 +50,7 @@ class ArithmeticProblems:
 
 
 _FACTORS = range(2, 11)
-_SUMMANDS = range(2, 7)
+_SUMMANDS = range(2, 9)
 _UNEQUAL = tuple((a, b) for a in range(2, 13) for b in range(2, 13) if a != b)
 
 KINDS = (

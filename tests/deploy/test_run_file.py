@@ -31,7 +31,10 @@ MISTAKES_IN_FILE = [
     ("[learner]\nimportance_cap = 1.0", "learner: importance_cap = 1.0: must be at least 1 + clip_high = 1.2"),
     ("learner = 3", "learner: must be a table, as in [learner]"),
     ("[data]\nsource = 2024-01-01", "2024-01-01: a date or time is not used in run files; put it in quotes"),
-    ("[data]\nnum_train = 0\nnum_held_out = -1", "data.num_train = 0: must be greater than or equal to 1 (and 1 more)"),
+    (
+        "[data]\nnum_train = -1\nnum_held_out = -1",
+        "data.num_train = -1: must be greater than or equal to 0 (and 1 more)",
+    ),
     ("[run]\nname = 'a/b'", 'run.name = "a/b": must match pattern'),
     ("[learner", "is no TOML: "),
 ]

@@ -89,7 +89,7 @@ def test_a_killed_learner_resumes_with_nothing_lost_or_trained_twice(
     trainings.append(training)
     training.wait_for_step(5)
 
-    training.learner().kill()
+    training.service("learner").kill()
     printed = training.finish()
 
     assert training.process.returncode not in {0, 2}, printed
@@ -121,3 +121,55 @@ def test_ctrl_c_stops_with_a_checkpoint_and_says_how_to_go_on(
     last = training.steps()[-1]["step"]
     assert (training.folder / "checkpoints" / f"step_{last}" / "manifest.json").is_file()
     assert verify(training.folder / "ledger.sqlite").is_sound
+
+
+def test_ctrl_c_while_the_services_start_leaves_nothing_behind(
+    run_file: Path, tmp_path: Path, trainings: list[Training]
+) -> None:
+    training = start_training(str(run_file), runs=tmp_path / "runs")
+    trainings.append(training)
+    training.wait_until(lambda: bool(training.services("learner")), what="the learner's process")
+    children = training.children()
+
+    printed = training.interrupt()
+
+    assert training.process.returncode == 128 + signal.SIGINT, printed
+    assert "--resume" in printed
+    assert still_running(children) == []
+
+
+def test_ctrl_c_during_an_evaluation_leaves_nothing_behind(
+    run_file: Path, tmp_path: Path, trainings: list[Training]
+) -> None:
+    # Long answers, a few at a time, so that it is still going on when the signal comes.
+    slow = ("--evaluation.max_tokens", "120", "--evaluation.max_concurrent", "1")
+    training = start_training(str(run_file), *slow, runs=tmp_path / "runs")
+    trainings.append(training)
+    training.wait_for_line("evaluating before training")
+    children = training.children()
+
+    printed = training.interrupt()
+
+    assert training.process.returncode == 128 + signal.SIGINT, printed
+    assert "--resume" in printed
+    assert still_running(children) == []
+    assert not (training.folder / "evaluations.jsonl").exists()
+
+
+def test_a_run_goes_on_when_its_only_rollout_server_is_killed(
+    run_file: Path, tmp_path: Path, trainings: list[Training]
+) -> None:
+    training = start_training(str(run_file), "--learner.num_steps", "60", runs=tmp_path / "runs")
+    trainings.append(training)
+    training.wait_for_step(5)
+
+    training.service("rollout").kill()
+    printed = training.finish()
+
+    assert training.process.returncode == 0, printed
+    assert "rollout-0 was killed by SIGKILL; it is started again" in printed
+    assert "rollout-0 serves again" in printed
+    assert [record["step"] for record in training.steps()] == list(range(1, 61))
+    verdict = verify(training.folder / "ledger.sqlite")
+    assert verdict.is_sound, verdict
+    assert (verdict.lost, verdict.trained_twice) == (0, 0)

@@ -18,6 +18,7 @@ from rollout_server.client import FinishReason, RolloutFleet
 from runtime.dialling import dial
 from tests.end_to_end.rollout_servers import (
     PROMPT,
+    SAME_WEIGHTS,
     Running,
     Servers,
     generate,
@@ -59,7 +60,7 @@ async def test_pushed_weights_sample_as_a_fresh_engine_does(
     expected = await generate(fleet, servers.fresh, request)
     assert [rollout.token_ids for rollout in after] == [rollout.token_ids for rollout in expected]
     for rollout, fresh in zip(after, expected, strict=True):
-        assert largest_difference(rollout.behaviour_logprobs, fresh.behaviour_logprobs) < 1e-5
+        assert largest_difference(rollout.behaviour_logprobs, fresh.behaviour_logprobs) < SAME_WEIGHTS
         assert [(span.first_token, span.policy_version) for span in rollout.version_spans] == [(0, pusher.version)]
     assert [rollout.token_ids for rollout in before] != [rollout.token_ids for rollout in after]
     assert fleet.servers[0].policy_version == 0
@@ -115,7 +116,7 @@ async def test_no_block_of_the_prefix_cache_crosses_versions(
     assert (warm.num_cached_prompt_tokens, after.num_cached_prompt_tokens) == (96, 0)
     assert warm_again.num_cached_prompt_tokens == 96
     assert list(after.token_ids) == list(warm_again.token_ids) == list(cold.token_ids)
-    assert largest_difference(after.behaviour_logprobs, cold.behaviour_logprobs) < 1e-5
+    assert largest_difference(after.behaviour_logprobs, cold.behaviour_logprobs) < SAME_WEIGHTS
 
 
 @pytest.mark.parametrize("recompute", [False, True])

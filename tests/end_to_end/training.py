@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import psutil
 
 START_SECONDS = 240
-STOP_SECONDS = 30
+STOP_SECONDS = 15
+"""In which a Ctrl-C must be done, at any moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,12 @@ class Training:
 
     process: subprocess.Popen[str]
     runs: Path
+    output: Path
+
+    @property
+    def printed(self) -> str:
+        """What the command has printed so far."""
+        return self.output.read_text(encoding="utf-8")
 
     @property
     def folder(self) -> Path:
@@ -37,16 +45,26 @@ class Training:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_step(self, step: int) -> None:
+        self.wait_until(lambda: any(record["step"] >= step for record in self.steps()), what=f"step {step}")
+
+    def wait_for_line(self, text: str) -> None:
+        self.wait_until(lambda: text in self.printed, what=f"the line `{text}`")
+
+    def wait_until(self, has_come: Callable[[], bool], *, what: str) -> None:
         deadline = time.monotonic() + START_SECONDS
-        while not any(record["step"] >= step for record in self.steps()):
-            assert self.process.poll() is None, self.process.communicate()[0]
-            assert time.monotonic() < deadline, f"step {step} did not come"
-            # The run is a process apart: there is nothing to wait on but its file.
+        while not has_come():
+            assert self.process.poll() is None, self.printed
+            assert time.monotonic() < deadline, f"{what} did not come: {self.printed}"
+            # The run is a process apart: there is nothing to wait on but its files.
             time.sleep(0.1)
 
-    def learner(self) -> psutil.Process:
-        (learner,) = [child for child in self.children() if "learner" in child.cmdline()]
-        return learner
+    def service(self, kind: str) -> psutil.Process:
+        """The one process of a kind of service."""
+        (service,) = self.services(kind)
+        return service
+
+    def services(self, kind: str) -> list[psutil.Process]:
+        return [child for child in self.children() if child.cmdline()[3:5] == ["serve", kind]]
 
     def children(self) -> list[psutil.Process]:
         return [child for child in psutil.Process(self.process.pid).children(recursive=True) if child.is_running()]
@@ -54,34 +72,36 @@ class Training:
     def interrupt(self) -> str:
         """Ctrl-C; returns what the command has printed."""
         self.process.send_signal(signal.SIGINT)
-        return self.process.communicate(timeout=STOP_SECONDS)[0]
+        self.process.wait(timeout=STOP_SECONDS)
+        return self.printed
 
     def finish(self) -> str:
         """Waits for the end; returns what the command has printed."""
-        return self.process.communicate(timeout=START_SECONDS)[0]
+        self.process.wait(timeout=START_SECONDS)
+        return self.printed
 
 
 def start_training(*arguments: str, runs: Path) -> Training:
     """Starts the command with its run folders below `runs`."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", "train", *arguments, "--run.folder", str(runs)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "COLUMNS": "160"},
-    )
-    return Training(process, runs)
+    return _start(*arguments, "--run.folder", str(runs), runs=runs)
 
 
 def resume_training(training: Training, *arguments: str) -> Training:
     """Goes on with its run folder."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "deploy.cli", "train", "--resume", str(training.folder), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return Training(process, training.runs)
+    return _start("--resume", str(training.folder), *arguments, runs=training.runs)
+
+
+def _start(*arguments: str, runs: Path) -> Training:
+    output = runs.parent / "printed.txt"
+    with output.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deploy.cli", "train", *arguments],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "COLUMNS": "160"},
+        )
+    return Training(process, runs, output)
 
 
 def still_running(processes: list[psutil.Process]) -> list[str]:

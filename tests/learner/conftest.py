@@ -80,16 +80,22 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def leader(model_folder: Path) -> Iterator[Any]:
+def policy(model_folder: Path) -> Iterator[Any]:
     """Rank 0 of one rank; DeepSpeed can be set up once in a process."""
     # After the import hook, so that shapes are checked; and seconds that other tests need not wait.
     from learner.policy import Policy  # noqa: PLC0415
-    from learner.ranks import Leader  # noqa: PLC0415
 
     with pytest.MonkeyPatch.context() as environment:
         rank = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
         for name, value in rank.items():
             environment.setenv(name, str(value))
-        policy = Policy.load(model_folder, LearnerSettings())
-    yield Leader(policy)
+        yield Policy.load(model_folder, LearnerSettings())
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def leader(policy: Any) -> Any:
+    """What leads the policy's one rank."""
+    from learner.ranks import Leader  # noqa: PLC0415
+
+    return Leader(policy)

@@ -1,5 +1,6 @@
 """A reward server that a test tells how to score."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,14 +22,21 @@ def first_is_correct(sample_id: str) -> reward_pb2.Outcome:
 
 
 class ScriptedRewards(reward_pb2_grpc.RewardServiceServicer):
-    """Scores by sample id, and remembers what it was asked."""
+    """Scores by sample id, once its gate is open, and remembers what it was asked."""
 
     def __init__(self, outcome_of: Callable[[str], reward_pb2.Outcome] = first_is_correct) -> None:
         self.outcome_of = outcome_of
         self.items: list[reward_pb2.ScoreItem] = []
+        self.asked = asyncio.Semaphore(0)
+        """Released when a call comes."""
+        self.gate = asyncio.Event()
+        """A call waits for it; set at first."""
+        self.gate.set()
 
     async def Score(self, request: reward_pb2.ScoreRequest, context: Context) -> reward_pb2.ScoreResponse:
         self.items += request.items
+        self.asked.release()
+        await self.gate.wait()
         scores = []
         for item in request.items:
             outcome = self.outcome_of(item.item_id)

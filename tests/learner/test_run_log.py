@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from deploy.run_records import StepRecord as ReadRecord
-from deploy.run_records import read_steps
+from deploy.run_records import ShownStep, read_steps
 from learner.ledger import LedgerCounts
 from learner.policy import UpdateReport
 from learner.records import Prompt, ScoredGroup, ScoredRollout
@@ -104,7 +103,7 @@ def test_the_log_has_what_is_shown_and_reported(tmp_path: Path) -> None:
 
     (read,) = read_steps(tmp_path / "metrics.jsonl")
 
-    assert read == ReadRecord(**{field.name: getattr(made, field.name) for field in fields(ReadRecord)})
+    assert read == ShownStep(**{field.name: getattr(made, field.name) for field in fields(ShownStep)})
 
 
 def test_a_resume_cuts_off_the_steps_after_its_checkpoint(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class ScriptedEngine:
     failures: dict[int, Exception] = field(default_factory=dict)
     """A sample with this seed ends with the error."""
     policy_version: int = 0
+    vocabulary_size: int = VOCABULARY_SIZE
     is_dead: bool = False
     num_running: int = 0
     refusal: str = ""
@@ -39,6 +40,8 @@ class ScriptedEngine:
     """Released when a sample begins."""
     aborted: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     """Released when a sample is aborted."""
+    committed: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    """Released when a version is committed."""
     resumed: asyncio.Event = field(default_factory=asyncio.Event)
     commit_gate: asyncio.Event = field(default_factory=asyncio.Event)
     """A commit waits for it; set at first."""
@@ -54,7 +57,7 @@ class ScriptedEngine:
     @property
     def facts(self) -> EngineFacts:
         return EngineFacts(
-            vocabulary_size=VOCABULARY_SIZE,
+            vocabulary_size=self.vocabulary_size,
             context_length=CONTEXT_LENGTH,
             max_running_samples=8,
             num_weight_ranks=1,
@@ -116,6 +119,7 @@ class ScriptedEngine:
         if self.is_dead:
             raise EngineDeadError("applying failed")
         self.policy_version = policy_version
+        self.committed.release()
         return Commit(stopped_seconds=0.2, apply_seconds=0.1, num_requests_kept=self.num_running)
 
     async def pause(self) -> None:
