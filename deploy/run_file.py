@@ -34,7 +34,9 @@ class ModelSection(Settings):
     """Where the policy that is trained comes from."""
 
     source: str = "tiny"
-    """`tiny` for the small model that is made on the spot, or a folder as transformers saves it."""
+    """`tiny` for the small model made on the spot, a folder as transformers saves it, or a hub's `org/name`."""
+    revision: str = ""
+    """Branch, tag or commit of a model on a hub; empty for its main branch."""
     cache_folder: str = "~/.cache/tandem"
     """Where the tiny model is kept for the next run."""
 

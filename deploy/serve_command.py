@@ -5,6 +5,7 @@ from pathlib import Path
 
 from deploy.errors import UserError
 from deploy.heavy_imports import heavy_imports
+from deploy.model_folder import check_model_folder
 from deploy.placement import Service
 from deploy.run_file import RunConfig
 from runtime.telemetry import set_up_logging
@@ -29,6 +30,8 @@ def serve(
         UserError: A setting, a file or a port is unusable.
     """
     set_up_logging(service=service)
+    if service is not Service.REWARD and config.rollout.model:
+        check_model_folder(Path(config.rollout.model))
     try:
         match service:
             case Service.ROLLOUT:

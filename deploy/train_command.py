@@ -13,20 +13,19 @@ from rich.console import Console
 
 from deploy.data import left_out, load_problems, render_problems, too_long, with_absolute_paths
 from deploy.errors import RunFailedError, UserError
-from deploy.heavy_imports import heavy_imports
 from deploy.invocation import program, shown
 from deploy.live_table import make_display
 from deploy.local_ray import check_address, ray_cluster
 from deploy.memory import fit_into_memory
+from deploy.model_folder import CONFIG_FILE, check_context_length, check_model_folder
+from deploy.model_source import resolve_model
 from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
 from runtime.problems.problem import Problem
 
-TINY = "tiny"
 _FIXED = ("run.seed", "run.name", "model.", "data.", "learner.num_ranks", "rollout.model")
 """What a run keeps from its beginning: its checkpoints, its prompts and its ledger depend on it."""
-_MODEL_FILE = "config.json"
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -99,21 +98,14 @@ def _settings(
 
 
 def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
-    """Fills in the folder of the model that servers and learner load; the tiny one is made where it is missing."""
-    known = Path(config.rollout.model)
-    if is_resumed and (known / _MODEL_FILE).is_file():
-        # What `tiny` makes may have changed since; a run goes on with the tokenizer that it began with.
-        return config
-    if config.model.source == TINY:
-        with heavy_imports():
-            from deploy.tiny_model import ensure_tiny_model
-
-        model = ensure_tiny_model(cache_folder=Path(config.model.cache_folder).expanduser(), seed=config.run.seed)
-    else:
-        model = Path(config.model.source).expanduser()
-        if not (model / _MODEL_FILE).is_file():
-            raise UserError(f"model.source = {config.model.source}: is no model folder, it has no {_MODEL_FILE}")
-    rollout = config.rollout.model_copy(update={"model": str(model.absolute())})
+    """Fills in the folder of the model that servers and learner load; it is made or fetched where it is missing."""
+    model = Path(config.rollout.model)
+    # What `tiny` makes or a hub has may have changed since; a run goes on with the tokenizer that it began with.
+    if not is_resumed or not (model / CONFIG_FILE).is_file():
+        model = resolve_model(config.model, seed=config.run.seed)
+    check_model_folder(model)
+    check_context_length(model, config.rollout.context_length)
+    rollout = config.rollout.model_copy(update={"model": str(model)})
     return config.model_copy(update={"rollout": rollout})
 
 

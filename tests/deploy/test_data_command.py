@@ -24,7 +24,9 @@ def test_the_check_shows_counts_lengths_and_rendered_prompts(
         "template = 'simple'\nnum_held_out = 3\n"
     )
 
-    code = main(["data", "check", str(tmp_path / "run.toml"), "--data.num_train", "11"])
+    code = main(
+        ["data", "check", str(tmp_path / "run.toml"), "--data.num_train", "11", "--rollout.context_length", "1024"]
+    )
 
     printed = capsys.readouterr().out
     assert code == 0

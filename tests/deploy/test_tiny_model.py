@@ -7,9 +7,10 @@ import torch
 from rich.console import Console
 from transformers import AutoTokenizer, Qwen2ForCausalLM
 
-from deploy.tiny_model import TinyModelSettings, ensure_tiny_model
+from deploy.tiny_model import ensure_tiny_model
+from deploy.tiny_settings import TinyModelSettings, WarmUpSettings
 from deploy.tiny_tokenizer import ANSWER_CLOSING, ANSWER_OPENING, save_tiny_tokenizer
-from deploy.tiny_warm_up import MISTAKES, WarmUpSettings, careless_answer
+from deploy.tiny_warm_up import MISTAKES, careless_answer
 from runtime.problems.arithmetic import KINDS, ArithmeticProblems, arithmetic_problems
 from runtime.problems.tokenizer import load_tokenizer, stop_token_ids, tokenizer_fingerprint
 
