@@ -152,7 +152,8 @@ def with_absolute_paths(settings: DataSection) -> DataSection:
         for name, value in (("source", settings.source), ("held_out_source", settings.held_out_source))
         if value and value != ARITHMETIC and is_file(value)
     }
-    if settings.template not in template_names():
+    # One that is not there is named in the words of whoever gave it.
+    if settings.template not in template_names() and Path(settings.template).expanduser().is_file():
         paths["template"] = str(Path(settings.template).expanduser().absolute())
     return settings.model_copy(update=paths)
 

@@ -56,7 +56,7 @@ async def serve(settings: RolloutSettings, *, ready_file: Path | None = None) ->
     require_token_off_loopback(listen.admin_host, token)
     folder = Path(settings.model)
     if not (folder / "config.json").is_file():
-        raise ValueError(f"model = {settings.model or '(empty)'}: is no folder with a config.json")
+        raise ValueError(f"model = {settings.model or '(empty)'}: is no folder with a config.json; name the model's")
     model = ServedModel(settings.model, tokenizer_fingerprint(folder), tuple(stop_token_ids(folder)))
     engine = await VllmEngine.start(settings, stop_token_ids=model.stop_token_ids)
     async with AsyncExitStack() as at_end:

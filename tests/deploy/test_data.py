@@ -89,7 +89,10 @@ def test_a_bad_file_is_said_in_one_line(tmp_path: Path, rows: list[object], line
     [
         ({"source": "nowhere.jsonl"}, r"data\.source = nowhere\.jsonl: No such file"),
         ({"source": "arithmetics"}, r"data\.source = arithmetics: there is no such file; give arithmetic, a JSONL"),
-        ({"template": "chatty"}, r"data\.template: template chatty: No such file.*one of boxed, chat, none, simple"),
+        (
+            {"template": "chatty"},
+            r"data\.template: template chatty: No such file.*one of boxed, chat, none, short, simple",
+        ),
         ({"num_train": 0}, r"data\.num_train = 0: must be at least 1"),
         ({"source": "x.jsonl", "held_out_split": "test", "num_train": 1}, r"data\.source = x\.jsonl: No such file"),
         ({"held_out_source": "x.jsonl"}, r"data\.held_out_source: source arithmetic makes its own"),

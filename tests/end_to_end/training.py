@@ -17,6 +17,9 @@ START_SECONDS = 240
 STOP_SECONDS = 15
 """In which a Ctrl-C must be done, at any moment."""
 
+# Nothing listens there: whoever asks it for a local address fails.
+_PROXY = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy"), "http://127.0.0.1:9")
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
@@ -99,7 +102,7 @@ def _start(*arguments: str, runs: Path) -> Training:
             stdout=file,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "COLUMNS": "160"},
+            env=os.environ | _PROXY | {"COLUMNS": "160"},
         )
     return Training(process, runs, output)
 
