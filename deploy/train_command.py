@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deploy.data import load_problems
+from deploy.disk import DiskWatch, check_folder, check_room
 from deploy.errors import RunFailedError, UserError
 from deploy.heavy_imports import heavy_imports
 from deploy.invocation import program, shown
@@ -20,7 +21,8 @@ from deploy.local_ray import check_address, ray_cluster
 from deploy.memory import fit_into_memory
 from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.run_file import RunConfig, dump_toml, load_run_file
-from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
+from deploy.run_folder import RunFolder, find_run_folder, make_run_folder, rewrite_config
+from runtime.disk import is_write_failure
 
 TINY = "tiny"
 _FIXED = ("run.seed", "run.name", "model.", "data.", "learner.num_ranks", "rollout.model")
@@ -54,6 +56,8 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     if is_dry_run:
         _print_plan(config, console=console)
         return 0
+    if earlier is None:
+        check_folder(config)
     # Until the event loop takes them over; a shell's background jobs begin with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -62,9 +66,14 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
         config, memory = fit_into_memory(config, Path(config.rollout.model))
         if memory is not None and memory.room.is_gpu:
             console.print(memory.line(), highlight=False, soft_wrap=True)
+        needs = check_room(
+            config, model_folder=Path(config.rollout.model), resumed=None if earlier is None else earlier.path
+        )
         folder = earlier or make_run_folder(config, now=datetime.now(UTC))
-        folder.write_config(config)
-        return _train(config, folder, is_resumed=earlier is not None, console=console, begin=begin)
+        if earlier is not None:
+            rewrite_config(folder, config)
+        watch = DiskWatch(folder.path, checkpoint_bytes=needs.checkpoint_bytes)
+        return _train(config, folder, watch, is_resumed=earlier is not None, console=console, begin=begin)
     except KeyboardInterrupt:
         console.print("stopped before training began", highlight=False)
         return _INTERRUPTED
@@ -101,7 +110,13 @@ def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
         with heavy_imports():
             from deploy.tiny_model import ensure_tiny_model
 
-        model = ensure_tiny_model(cache_folder=Path(config.model.cache_folder).expanduser(), seed=config.run.seed)
+        try:
+            model = ensure_tiny_model(cache_folder=Path(config.model.cache_folder).expanduser(), seed=config.run.seed)
+        except Exception as error:
+            # The tokenizer's library has no type of its own for a file that it could not write.
+            if not is_write_failure(error):
+                raise
+            raise UserError(f"model.cache_folder = {config.model.cache_folder}: {_reason(error)}") from error
     else:
         model = Path(config.model.source).expanduser()
         if not (model / _MODEL_FILE).is_file():
@@ -110,7 +125,13 @@ def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
     return config.model_copy(update={"rollout": rollout})
 
 
-def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: Console, begin: float) -> int:
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _train(
+    config: RunConfig, folder: RunFolder, watch: DiskWatch, *, is_resumed: bool, console: Console, begin: float
+) -> int:
     from deploy.report import print_report, write_report
     from deploy.train_run import TrainRun, run_until_signal
 
@@ -122,16 +143,24 @@ def _train(config: RunConfig, folder: RunFolder, *, is_resumed: bool, console: C
             display.phase("starting Ray")
             with ray_cluster(config.ray) as facts:
                 bundles = plan_placement(config, facts)
-                run = TrainRun(config, folder=folder, bundles=bundles, is_resumed=is_resumed, display=display)
+                run = TrainRun(
+                    config, folder=folder, bundles=bundles, is_resumed=is_resumed, display=display, watch=watch
+                )
                 is_complete = asyncio.run(run_until_signal(run.run()))
                 display.phase("stopping Ray")
             display.phase("")
     except RunFailedError as error:
-        raise RunFailedError(f"{error}; {resume}") from error
+        # A log on a full disk lacks the service's last words.
+        reason = "; ".join(filter(None, (str(error), watch.shortage())))
+        raise RunFailedError(f"{reason}; {folder.kept()}; {resume}") from error
     if not is_complete:
-        console.print(f"stopped; {resume}", highlight=False, soft_wrap=True)
+        console.print(f"stopped; {folder.kept()}; {resume}", highlight=False, soft_wrap=True)
         return _INTERRUPTED
-    report = write_report(folder, seconds_total=time.monotonic() - begin)
+    try:
+        report = write_report(folder, seconds_total=time.monotonic() - begin)
+    except OSError as error:
+        # All else of the run is there; a resume has nothing left to do but this.
+        raise RunFailedError(f"the report could not be written: {_reason(error)}; {folder.kept()}; {resume}") from error
     print_report(report, folder=run_folder, console=console)
     return 0
 
