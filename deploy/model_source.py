@@ -5,6 +5,7 @@ from pathlib import Path
 from deploy.errors import UserError
 from deploy.run_file import ModelSection
 from deploy.tiny_model import ensure_tiny_model
+from runtime.disk import is_write_failure
 
 TINY = "tiny"
 
@@ -35,9 +36,18 @@ def resolve_model(settings: ModelSection, *, seed: int) -> Path:
         raise UserError(
             f"model.revision = {revision}: only a model of a hub has revisions, not model.source = {source}"
         )
-    if folder is None:
-        folder = ensure_tiny_model(cache_folder=Path(settings.cache_folder).expanduser(), seed=seed)
-    return folder.absolute()
+    return (folder or _tiny(settings, seed=seed)).absolute()
+
+
+def _tiny(settings: ModelSection, *, seed: int) -> Path:
+    try:
+        return ensure_tiny_model(cache_folder=Path(settings.cache_folder).expanduser(), seed=seed)
+    except Exception as error:
+        # The tokenizer's library has no type of its own for a file that it could not write.
+        if not is_write_failure(error):
+            raise
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise UserError(f"model.cache_folder = {settings.cache_folder}: {reason}") from error
 
 
 def _folder(source: str) -> Path | None:

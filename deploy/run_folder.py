@@ -41,11 +41,21 @@ class RunFolder:
         """What became of every sample; the learner writes it."""
         return self.path / "ledger.sqlite"
 
+    def kept(self) -> str:
+        """Which checkpoint a resume would begin with, for a person."""
+        found = (path.parent.name.removeprefix("step_") for path in self.path.glob("checkpoints/step_*/manifest.json"))
+        steps = [int(step) for step in found if step.isdecimal()]
+        return f"kept: the checkpoint of step {max(steps)}" if steps else "there is no checkpoint yet"
+
     def write_config(self, config: RunConfig) -> None:
         """Writes the run file whole or not at all."""
         part = self.config_file.with_suffix(".part")
-        part.write_text(dump_toml(config), encoding="utf-8")
-        part.replace(self.config_file)
+        try:
+            part.write_text(dump_toml(config), encoding="utf-8")
+            part.replace(self.config_file)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
     def log_file(self, process: str) -> Path:
         """What a service process, e.g. `rollout-0`, prints."""
@@ -67,10 +77,26 @@ def make_run_folder(config: RunConfig, *, now: datetime) -> RunFolder:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         folder = _make_new(parent, stem)
-        folder.write_config(config)
+        try:
+            folder.write_config(config)
+        except OSError:
+            folder.path.rmdir()
+            raise
     except OSError as error:
         raise UserError(f"run.folder = {config.run.folder}: {error.strerror}") from error
     return folder
+
+
+def rewrite_config(folder: RunFolder, config: RunConfig) -> None:
+    """Writes the settings that a run is resumed with.
+
+    Raises:
+        UserError: They cannot be written; the old ones stay.
+    """
+    try:
+        folder.write_config(config)
+    except OSError as error:
+        raise UserError(f"{folder.path}: {error.strerror}") from error
 
 
 def _make_new(parent: Path, stem: str) -> RunFolder:

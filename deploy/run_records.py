@@ -1,6 +1,8 @@
 """What a run leaves behind step by step: the learner's metrics.jsonl, read, and evaluations.jsonl, written and read."""
 
+import errno
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -33,12 +35,14 @@ class ShownStep:
     step_seconds: float
     samples_issued: int
     samples_dropped: int
+    checkpoint_failures: int = 0
 
     @classmethod
     def parse(cls, line: str) -> Self:
         """Reads a line; what else it holds is left out."""
         values: dict[str, Any] = json.loads(line)
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        names = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,15 @@ def read_evaluations(path: Path) -> list[EvaluationRecord]:
 
 
 def append_evaluation(path: Path, record: EvaluationRecord) -> None:
-    """Adds an evaluation."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(record.line())
+    """Adds an evaluation.
+
+    Raises:
+        OSError: It could not be written; the file is what it was.
+    """
+    line = record.line().encode()
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        # Short where room ends within the line.
+        if file.write(line) < len(line):
+            file.truncate(size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

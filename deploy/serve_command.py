@@ -3,12 +3,13 @@
 import asyncio
 from pathlib import Path
 
-from deploy.errors import UserError
+from deploy.errors import RunFailedError, UserError
 from deploy.heavy_imports import heavy_imports
 from deploy.model_folder import check_model_folder
 from deploy.placement import Service
 from deploy.run_file import RunConfig
-from runtime.telemetry import set_up_logging
+from runtime.disk import NotWrittenError, is_no_room
+from runtime.telemetry import make_output_patient, set_up_logging
 
 
 def serve(
@@ -27,8 +28,10 @@ def serve(
         The exit code, 0.
 
     Raises:
-        UserError: A setting, a file or a port is unusable.
+        UserError: A setting, a file or a port is unusable, or the disk is full.
+        RunFailedError: A learner could not write what its run must leave behind.
     """
+    make_output_patient()
     set_up_logging(service=service)
     if service is not Service.REWARD and config.rollout.model:
         check_model_folder(Path(config.rollout.model))
@@ -50,6 +53,12 @@ def serve(
                 _serve_learner(config, ready_file=ready_file, run_folder=run_folder, resume=resume)
     except ValueError as error:
         raise UserError(str(error)) from error
+    except NotWrittenError as error:
+        raise RunFailedError(str(error)) from error
+    except OSError as error:
+        if not is_no_room(error):
+            raise
+        raise UserError(f"{error.filename or service}: {error.strerror}") from error
     return 0
 
 

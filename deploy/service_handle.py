@@ -76,9 +76,9 @@ class ServiceHandle:
     def failure(self, state: ServiceState) -> Exception:
         """What an end that was not wanted means for the user, in one line."""
         log = "" if self._spec is None else f"; its log: {self._spec.log_file}"
-        words = last_words(state)
+        words = last_words(state).removeprefix("tandem: ")
         if state.returncode == _USER_ERROR:
-            return UserError(f"{self.name}: {words.removeprefix('tandem: ')}")
+            return UserError(f"{self.name}: {words}")
         return RunFailedError(f"{self.name} {state.reason}{f': {words}' if words else ''}{log}")
 
     async def stop(self, *, grace_seconds: float) -> None:

@@ -6,12 +6,14 @@ import shlex
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from deploy.data import left_out, load_problems, render_problems, too_long, with_absolute_paths
+from deploy.data import RunProblems, left_out, load_problems, render_problems, too_long, with_absolute_paths
+from deploy.disk import DiskWatch, check_folder, check_room
 from deploy.errors import RunFailedError, UserError
 from deploy.invocation import program, shown
 from deploy.live_table import make_display
@@ -21,7 +23,7 @@ from deploy.model_folder import CONFIG_FILE, check_context_length, check_model_f
 from deploy.model_source import resolve_model
 from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.run_file import RunConfig, dump_toml, load_run_file
-from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
+from deploy.run_folder import RunFolder, find_run_folder, make_run_folder, rewrite_config
 from runtime.problems.problem import Problem
 
 _FIXED = ("run.seed", "run.name", "model.", "data.", "learner.num_ranks", "rollout.model")
@@ -55,22 +57,14 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     if is_dry_run:
         _print_plan(config, console=console)
         return 0
+    if earlier is None:
+        check_folder(config)
     # Until the event loop takes them over; a shell's background jobs begin with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
-        config = with_model(config, is_resumed=earlier is not None)
-        config, memory = fit_into_memory(config, Path(config.rollout.model))
-        problems = render_problems(loaded, config)
-        notes = left_out(loaded) + too_long(problems)
-        if memory is not None and memory.room.is_gpu:
-            notes = [memory.line(), *notes]
-        for note in notes:
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
-        folder = earlier or make_run_folder(config, now=datetime.now(UTC))
-        folder.write_config(config)
-        held_out = problems.held_out.problems
-        return _train(config, folder, held_out=held_out, is_resumed=earlier is not None, console=console, begin=begin)
+        ready = _prepare(config, loaded, earlier=earlier, console=console)
+        return _train(ready, console=console, begin=begin)
     except KeyboardInterrupt:
         console.print("stopped before training began", highlight=False)
         return _INTERRUPTED
@@ -109,18 +103,41 @@ def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
     return config.model_copy(update={"rollout": rollout})
 
 
-def _train(
-    config: RunConfig,
-    folder: RunFolder,
-    *,
-    held_out: Sequence[Problem],
-    is_resumed: bool,
-    console: Console,
-    begin: float,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class _ReadyRun:
+    """A run that nothing speaks against any more."""
+
+    config: RunConfig
+    folder: RunFolder
+    held_out: Sequence[Problem]
+    watch: DiskWatch
+    is_resumed: bool
+
+
+def _prepare(config: RunConfig, loaded: RunProblems, *, earlier: RunFolder | None, console: Console) -> _ReadyRun:
+    """Brings the model and looks whether all fits together, into memory and onto the disk; makes the run folder."""
+    config = with_model(config, is_resumed=earlier is not None)
+    model = Path(config.rollout.model)
+    config, memory = fit_into_memory(config, model)
+    problems = render_problems(loaded, config)
+    notes = left_out(loaded) + too_long(problems)
+    if memory is not None and memory.room.is_gpu:
+        notes = [memory.line(), *notes]
+    for note in notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    needs = check_room(config, model_folder=model, resumed=None if earlier is None else earlier.path)
+    folder = earlier or make_run_folder(config, now=datetime.now(UTC))
+    if earlier is not None:
+        rewrite_config(folder, config)
+    watch = DiskWatch(folder.path, checkpoint_bytes=needs.checkpoint_bytes)
+    return _ReadyRun(config, folder, problems.held_out.problems, watch, is_resumed=earlier is not None)
+
+
+def _train(ready: _ReadyRun, *, console: Console, begin: float) -> int:
     from deploy.report import print_report, write_report
     from deploy.train_run import TrainRun, run_until_signal
 
+    config, folder = ready.config, ready.folder
     run_folder = shown(folder.path)
     resume = f"go on with: {program()} train --resume {shlex.quote(str(run_folder))}"
     try:
@@ -133,19 +150,28 @@ def _train(
                     config,
                     folder=folder,
                     bundles=bundles,
-                    held_out=held_out,
-                    is_resumed=is_resumed,
+                    held_out=ready.held_out,
+                    is_resumed=ready.is_resumed,
                     display=display,
+                    watch=ready.watch,
                 )
                 is_complete = asyncio.run(run_until_signal(run.run()))
                 display.phase("stopping Ray")
             display.phase("")
     except RunFailedError as error:
-        raise RunFailedError(f"{error}; {resume}") from error
+        # A log on a full disk lacks the service's last words.
+        reason = "; ".join(filter(None, (str(error), ready.watch.shortage())))
+        raise RunFailedError(f"{reason}; {folder.kept()}; {resume}") from error
     if not is_complete:
-        console.print(f"stopped; {resume}", highlight=False, soft_wrap=True)
+        console.print(f"stopped; {folder.kept()}; {resume}", highlight=False, soft_wrap=True)
         return _INTERRUPTED
-    report = write_report(folder, seconds_total=time.monotonic() - begin)
+    try:
+        report = write_report(folder, seconds_total=time.monotonic() - begin)
+    except OSError as error:
+        # All else of the run is there; a resume has nothing left to do but this.
+        raise RunFailedError(
+            f"the report could not be written: {error.strerror or error}; {folder.kept()}; {resume}"
+        ) from error
     print_report(report, folder=run_folder, console=console)
     return 0
 

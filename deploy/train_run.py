@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from deploy.disk import DiskWatch
 from deploy.errors import RunFailedError, first_cause
 from deploy.live_table import Display
 from deploy.placement import Bundle, Service
@@ -51,8 +52,11 @@ class TrainRun:
         held_out: Sequence[Problem],
         is_resumed: bool,
         display: Display,
+        watch: DiskWatch,
     ) -> None:
-        self._config, self._folder, self._is_resumed, self._display = config, folder, is_resumed, display
+        self._config, self._folder, self._is_resumed = config, folder, is_resumed
+        self._display, self._watch = display, watch
+        self._num_checkpoint_failures = 0
         token = read_token()
         self._services = Services(config, folder=folder, bundles=bundles, token=token)
         self._fleet, self._rewards = RolloutFleet(token=token), RewardClient(token=token)
@@ -127,7 +131,10 @@ class TrainRun:
         while not is_last:
             is_last = self._learner_ended.is_set()
             records = await asyncio.to_thread(follower.new_records)
+            if news := await asyncio.to_thread(self._watch.news):
+                self._display.note(news)
             if records:
+                self._note_checkpoint_failures(records)
                 self._display.phase("")
                 self._display.steps(records)
                 self._note_version(records[-1].policy_version)
@@ -138,6 +145,15 @@ class TrainRun:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FOLLOW_SECONDS):
                     await self._learner_ended.wait()
+
+    def _note_checkpoint_failures(self, records: Sequence[ShownStep]) -> None:
+        for record in records:
+            if record.time_unix >= self._begin_unix and record.checkpoint_failures > self._num_checkpoint_failures:
+                self._num_checkpoint_failures = record.checkpoint_failures
+                self._display.note(
+                    f"ALARM: the checkpoint of step {record.step} could not be written ({self._folder.kept()}); "
+                    "training goes on, and the next one is tried when it is due; training.log says why"
+                )
 
     def _is_evaluation_due(self, record: ShownStep) -> bool:
         every = self._config.evaluation.every_steps
@@ -183,7 +199,10 @@ class TrainRun:
         except EvaluationError as error:
             raise RunFailedError(f"evaluation {moment} training, step {step}: {error}") from error
         record = EvaluationRecord(moment=moment, step=step, time_unix=time.time(), result=result)
-        append_evaluation(self._folder.evaluations_file, record)
+        try:
+            append_evaluation(self._folder.evaluations_file, record)
+        except OSError as error:
+            self._display.note(f"{self._folder.evaluations_file.name}: {error.strerror}: the report will lack this")
         self._display.evaluation(record)
 
     def _note_version(self, policy_version: int) -> None:

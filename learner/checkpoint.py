@@ -12,17 +12,18 @@ from typing import Any
 import structlog
 
 from learner.prompts import PromptState
+from runtime.disk import NotWrittenError, free_bytes, is_write_failure
 
 log = structlog.get_logger()
 
 _MANIFEST = "manifest.json"
 _PROGRESS = "progress.json"
 _STATE = "state"
-# torch reports a file that it could not write as a RuntimeError.
-_TORCH_WRITE_FAILURES = ("PytorchStreamWriter", "file write failed", "iostream error", "unexpected pos")
+# Of the files that differ in size from one checkpoint to the next, and of what folders and blocks take.
+_SPARE_BYTES = 1 << 20
 
 
-class CheckpointError(Exception):
+class CheckpointError(NotWrittenError):
     """A checkpoint could not be written, for want of space or permission; those written before are whole."""
 
 
@@ -92,7 +93,7 @@ def write_checkpoint(run_folder: Path, progress: Progress, *, save_state: Callab
         _sync(folder.parent)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        if isinstance(error, OSError) or any(words in str(error) for words in _TORCH_WRITE_FAILURES):
+        if is_write_failure(error):
             raise CheckpointError(f"checkpoint of step {progress.step} could not be written: {error}") from error
         raise
     return Checkpoint(folder, progress)
@@ -110,6 +111,23 @@ def newest_complete(run_folder: Path) -> Checkpoint | None:
         except _DamageError as damage:
             log.warning("checkpoint skipped", folder=str(folder), reason=str(damage))
     return None
+
+
+def make_room(run_folder: Path) -> None:
+    """Deletes the oldest checkpoints where that leaves room for another one like the newest, which always stays."""
+    whole = [folder for folder in _folders(run_folder) if (folder / _MANIFEST).is_file()]
+    if not whole:
+        return
+    *older, newest = whole
+    needed, free = _size(newest) + _SPARE_BYTES, free_bytes(run_folder)
+    if free + sum(map(_size, older)) < needed:
+        return
+    for folder in older:
+        if free >= needed:
+            return
+        log.warning("checkpoint deleted before its time, for want of space", folder=str(folder), free_bytes=free)
+        _delete(folder)
+        free = free_bytes(run_folder)
 
 
 def prune(run_folder: Path, *, keep: int) -> None:
@@ -173,6 +191,10 @@ def _contents(folder: Path) -> dict[str, dict[str, Any]]:
     return {
         str(file.relative_to(folder)): {"size_bytes": file.stat().st_size, "sha256": _digest(file)} for file in files
     }
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _digest(file: Path) -> str:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,7 +25,7 @@ def write_export(run_folder: Path, parameters: Iterable[tuple[str, Tensor]], *, 
         The folder, which appears whole or not at all; an older one of the same step is replaced.
 
     Raises:
-        OSError: It could not be written; nothing of it is left.
+        OSError, SafetensorError: It could not be written; nothing of it is left.
     """
     folder = run_folder / "export" / f"step_{step}"
     part = folder.with_name(folder.name + ".part")
@@ -39,7 +40,7 @@ def write_export(run_folder: Path, parameters: Iterable[tuple[str, Tensor]], *, 
         save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
-    except OSError:
+    except (OSError, SafetensorError):
         shutil.rmtree(part, ignore_errors=True)
         raise
     return folder

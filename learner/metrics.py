@@ -31,5 +31,9 @@ SAMPLES = Counter("tandem_learner_samples_total", "Samples ended, by end and rea
 NONFINITE_STEPS = Counter("tandem_learner_nonfinite_steps_total", "Steps skipped because of a loss or gradient.")
 PUSHES = Counter("tandem_learner_weight_pushes_total", "Weight pushes, by result.", ("result",))
 ROLLOUT_SERVERS = Gauge("tandem_learner_rollout_servers", "Rollout servers in the fleet.")
-CHECKPOINTS = Counter("tandem_learner_checkpoints_total", "Checkpoints, by result.", ("result",))
+CHECKPOINTS = Counter("tandem_learner_checkpoints_total", "Checkpoints written.")
+CHECKPOINT_FAILURES = Counter("tandem_learner_checkpoint_failures_total", "Checkpoints that could not be written.")
+LEDGER_UNWRITTEN = Gauge(
+    "tandem_learner_ledger_unwritten_rows", "Rows of the ledger that wait for room on the disk; 0 in a healthy run."
+)
 LAST_CHECKPOINT = Gauge("tandem_learner_last_checkpoint_timestamp_seconds", "Unix time of the last checkpoint.")

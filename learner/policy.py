@@ -3,7 +3,7 @@
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,6 +22,7 @@ from learner.logprobs import shared_prompt_mask, token_logprobs
 from learner.loss import ClipBounds, clipped_policy_loss, max_logprob_difference
 from learner.rendezvous import RANKS_TIMEOUT, interface_towards, rank_store
 from learner.schedule import learning_rate_at
+from runtime.disk import is_write_failure
 from runtime.weights.manifest import TensorEntry
 
 STATE_TAG = "policy"
@@ -58,6 +59,10 @@ class UpdateReport:
     learning_rate: float
 
 
+class StateNotWrittenError(OSError):
+    """Some rank could not write its part of the state; every rank raises it."""
+
+
 class Policy:
     """One rank's part of the model that is trained. What is said of all ranks must be called on all ranks."""
 
@@ -70,6 +75,12 @@ class Policy:
         self.policy_version = 0
         """Optimizer steps behind the weights."""
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self._write_failures: list[Exception] = []
+        write = engine.checkpoint_engine.save
+        # A rank that broke off in the middle would leave the others alone in DeepSpeed's next collective.
+        engine.checkpoint_engine.save = lambda state_dict, path: self._try(lambda: write(state_dict, path))
+        # A script of DeepSpeed's that nobody needs here, whose copy may fail as well.
+        engine._copy_recovery_script = lambda _folder: None
 
     @classmethod
     def load(cls, model_folder: Path, settings: LearnerSettings) -> Self:
@@ -193,14 +204,33 @@ class Policy:
 
         Args:
             folder: Exists, is empty, and is the same on all ranks.
+
+        Raises:
+            StateNotWrittenError: A rank could not write, for want of space or permission; what the folder holds is
+                useless.
         """
+        self._write_failures.clear()
         version = {"policy_version": self.policy_version}
         self._engine.save_checkpoint(str(folder), tag=STATE_TAG, client_state=version, save_latest=False)
         random_state = {"cpu": torch.get_rng_state()}
         if self._device.type == "cuda":
             random_state["cuda"] = torch.cuda.get_rng_state(self._device)
-        torch.save(random_state, _random_state_file(folder, self.rank))
-        dist.barrier()
+        self._try(lambda: torch.save(random_state, _random_state_file(folder, self.rank)))
+        # Ends together on all ranks, as a barrier does.
+        num_failed = torch.tensor(len(self._write_failures), device=self._device)
+        dist.all_reduce(num_failed)
+        if num_failed > 0:
+            own = [str(failure) for failure in self._write_failures]
+            raise StateNotWrittenError(own[0] if own else "another rank could not write its part; its log says why")
+
+    def _try(self, write: Callable[[], None]) -> None:
+        """Writes a file of the state; why it could not be is kept for the end, when the ranks agree."""
+        try:
+            write()
+        except (OSError, RuntimeError) as error:
+            if not is_write_failure(error):
+                raise
+            self._write_failures.append(error)
 
     def load_state(self, folder: Path) -> None:
         """Reads what `save_state` wrote with as many ranks; to be called on all ranks.

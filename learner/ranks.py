@@ -6,12 +6,15 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from learner.batch import MicroBatch, RankShare
-from learner.policy import Policy, UpdateReport
+from learner.policy import Policy, StateNotWrittenError, UpdateReport
+
+log = structlog.get_logger()
 
 _NUM_TENSORS = 4
 """Of each kind in a MicroBatch: first as many of integers, then as many of floats."""
@@ -61,7 +64,11 @@ class Leader:
             return self._policy.logprobs(micro_batch).cpu()
 
     def save_state(self, folder: Path) -> None:
-        """Saves the state of all ranks in a folder that exists and is empty."""
+        """Saves the state of all ranks in a folder that exists and is empty.
+
+        Raises:
+            StateNotWrittenError: A rank could not write its part; the ranks go on.
+        """
         self._say_folder(Command.SAVE, folder)
         self._policy.save_state(folder)
 
@@ -117,7 +124,11 @@ def follow(policy: Policy) -> None:
                 with torch.no_grad():
                     policy.logprobs(share.micro_batches[0])
             case Command.SAVE:
-                policy.save_state(_receive_folder(numbers[0], group=group))
+                folder = _receive_folder(numbers[0], group=group)
+                try:
+                    policy.save_state(folder)
+                except StateNotWrittenError as error:
+                    log.error("state not written", reason=str(error))  # noqa: TRY400 - rank 0 has it as well
             case Command.LOAD:
                 policy.load_state(_receive_folder(numbers[0], group=group))
             case Command.GATHER:

@@ -18,8 +18,9 @@ from learner import metrics
 from learner.assignment import LearnerAssignment
 from learner.background import Background
 from learner.batch import pack
+from learner.checkpoint import CheckpointError
 from learner.collector import Collector
-from learner.ledger import Ledger
+from learner.ledger import Ledger, LedgerUnwritableError
 from learner.policy import Policy, UpdateReport
 from learner.probe import Probe
 from learner.prompts import PromptSource
@@ -222,14 +223,23 @@ class Run:
                 self._checkpoint()
         counts = self._ledger.counts()
         status.samples_issued = counts.issued
+        self._clock.checkpoint_failures = self._checkpoints.num_failures
         if report.is_applied:
             self._log.record(self._clock.record(report, counts))
         self._clock.restart()
 
-    def _checkpoint(self) -> None:
-        self._ledger.sync()
-        if self._checkpoints.save(self._status.policy_version, samples_issued=self._ledger.counts().issued):
-            self._status.checkpoint_step = self._status.policy_version
+    def _checkpoint(self) -> bool:
+        """Whether it was written. It counts no sample that the ledger's file does not hold."""
+        step, samples_issued = self._status.policy_version, self._ledger.counts().issued
+        try:
+            self._ledger.sync()
+        except LedgerUnwritableError as error:
+            self._checkpoints.note_failure(step, error)
+            return False
+        if not self._checkpoints.save(step, samples_issued=samples_issued):
+            return False
+        self._status.checkpoint_step = step
+        return True
 
     def __enter__(self) -> Self:
         return self
@@ -244,6 +254,7 @@ class Run:
                 # After a failure ranks may be in different collectives: they end with this process instead.
                 ends.callback(self._leader.stop)
             ends.callback(self._push.leave)
+            ends.callback(self._log.close)
             ends.callback(self._close_ledger, "failed" if error is not None else "run_ended")
             if error is None:
                 ends.callback(self._keep_result)
@@ -253,10 +264,15 @@ class Run:
         log.info("run ended", policy_version=self._status.policy_version, was_stopped=self._status.stop.is_set())
 
     def _keep_result(self) -> None:
-        if self._status.policy_version != (self._status.checkpoint_step or 0):
-            self._checkpoint()
+        step, kept = self._status.policy_version, self._status.checkpoint_step or 0
+        is_kept = step == kept or self._checkpoint()
         if not self._status.stop.is_set():
-            self._checkpoints.export(self._status.policy_version)
+            self._checkpoints.export(step)
+        if not is_kept:
+            raise CheckpointError(
+                f"the last checkpoint, of step {step}, could not be written ({self._checkpoints.last_failure}); "
+                f"{f'that of step {kept} is whole' if kept else 'there is none before it'}"
+            )
         self._status.phase = learner_pb2.LEARNER_PHASE_DONE
 
     def _close_ledger(self, reason: str) -> None:

@@ -3,13 +3,23 @@
 import time
 
 import structlog
+from safetensors import SafetensorError
 
 from learner import metrics
 from learner.assignment import LearnerAssignment
-from learner.checkpoint import CheckpointError, Progress, discard_after, newest_complete, prune, write_checkpoint
+from learner.checkpoint import (
+    CheckpointError,
+    Progress,
+    discard_after,
+    make_room,
+    newest_complete,
+    prune,
+    write_checkpoint,
+)
 from learner.export import write_export
 from learner.prompts import PromptSource
 from learner.ranks import Leader
+from runtime.disk import NotWrittenError, free_bytes, is_write_failure
 
 log = structlog.get_logger()
 
@@ -19,6 +29,10 @@ class RunCheckpoints:
 
     def __init__(self, assignment: LearnerAssignment, *, leader: Leader, prompts: PromptSource) -> None:
         self._assignment, self._leader, self._prompts = assignment, leader, prompts
+        self.num_failures = 0
+        """Checkpoints of this incarnation that could not be written."""
+        self.last_failure = ""
+        """Why the last one of them could not be."""
 
     def begin(self) -> int:
         """Takes up the newest complete checkpoint where the run is resumed.
@@ -58,6 +72,8 @@ class RunCheckpoints:
     def save(self, step: int, *, samples_issued: int) -> bool:
         """Writes a checkpoint and prunes old ones; a full disk keeps the previous one, and training goes on.
 
+        Where space is short, the oldest ones go before: all but the newest, and no more than are needed.
+
         Returns:
             Whether it was written.
         """
@@ -70,23 +86,44 @@ class RunCheckpoints:
             samples_issued=samples_issued,
             num_ranks=self._assignment.settings.num_ranks,
         )
+        make_room(self._assignment.run_folder)
         try:
             write_checkpoint(self._assignment.run_folder, progress, save_state=self._leader.save_state)
         except CheckpointError as error:
-            metrics.CHECKPOINTS.labels("failed").inc()
-            log.warning("checkpoint failed: the previous one stays the newest", step=step, reason=str(error))
+            self.note_failure(step, error)
             return False
-        metrics.CHECKPOINTS.labels("written").inc()
+        metrics.CHECKPOINTS.inc()
         metrics.LAST_CHECKPOINT.set(time.time())
         prune(self._assignment.run_folder, keep=self._assignment.settings.checkpoints_kept)
         return True
 
-    def export(self, step: int) -> None:
-        """Writes the policy as a folder that transformers and vLLM load."""
-        folder = write_export(
-            self._assignment.run_folder,
-            self._leader.parameters_for_push(),
+    def note_failure(self, step: int, error: NotWrittenError) -> None:
+        """Raises the alarm: there is no checkpoint of this step; the next one that is due is tried all the same."""
+        self.num_failures += 1
+        self.last_failure = str(error)
+        metrics.CHECKPOINT_FAILURES.inc()
+        log.error(
+            "checkpoint failed: the previous one stays the newest, and training goes on",
             step=step,
-            model_folder=self._assignment.model_folder,
+            free_bytes=free_bytes(self._assignment.run_folder),
+            reason=self.last_failure,
         )
+
+    def export(self, step: int) -> None:
+        """Writes the policy as a folder that transformers and vLLM load.
+
+        Raises:
+            NotWrittenError: The disk is full or may not be written; nothing of the export is left.
+        """
+        try:
+            folder = write_export(
+                self._assignment.run_folder,
+                self._leader.parameters_for_push(),
+                step=step,
+                model_folder=self._assignment.model_folder,
+            )
+        except (OSError, SafetensorError) as error:
+            if not is_write_failure(error):
+                raise
+            raise NotWrittenError(f"the export of step {step} could not be written: {error}") from error
         log.info("exported", folder=str(folder))

@@ -14,6 +14,7 @@ from learner import metrics
 from learner.ledger import LedgerCounts
 from learner.policy import UpdateReport
 from learner.records import ScoredGroup
+from runtime.patient_file import PatientFile
 
 log = structlog.get_logger()
 
@@ -56,6 +57,8 @@ class StepRecord:
     samples_issued: int
     samples_dropped: int
     """Samples that ended otherwise than trained, so far."""
+    checkpoint_failures: int
+    """Checkpoints that could not be written, since the learner was started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class StepClock:
 
     def __init__(self) -> None:
         self.stopped_seconds = 0.0
+        self.checkpoint_failures = 0
         self.probe_difference: float | None = None
         self.figures: GroupFigures | None = None
         self.restart()
@@ -141,14 +145,17 @@ class StepClock:
             step_seconds=seconds,
             samples_issued=counts.issued,
             samples_dropped=sum(counts.dropped.values()) + sum(counts.failed.values()),
+            checkpoint_failures=self.checkpoint_failures,
         )
 
 
 class RunLog:
-    """Appends to metrics.jsonl; what an earlier incarnation wrote after its last checkpoint is cut off first."""
+    """Appends to metrics.jsonl; what an earlier incarnation wrote after its last checkpoint is cut off first.
+
+    Lines that a full disk has no room for are written once it has.
+    """
 
     def __init__(self, path: Path, *, start_step: int) -> None:
-        self._path = path
         if path.exists():
             # A power cut may leave anything behind the last whole line.
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -156,11 +163,13 @@ class RunLog:
             part = path.with_suffix(".part")
             part.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             part.replace(path)
+        self._file = PatientFile(path)
 
     def record(self, record: StepRecord) -> None:
         """Writes one step."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
+        self._file.write(f"{json.dumps(asdict(record))}\n".encode())
+        if self._file.num_held:
+            log.warning("metrics.jsonl cannot be written", num_lines_held=self._file.num_held)
         metrics.STEP.set(record.step)
         metrics.LAST_STEP.set(time.time())
         metrics.LOSS.set(record.loss)
@@ -184,6 +193,12 @@ class RunLog:
             staleness=round(record.staleness_mean, 2),
             seconds=round(record.step_seconds, 3),
         )
+
+    def close(self) -> None:
+        """Writes what has waited for room, if there is some now."""
+        self._file.close()
+        if self._file.num_held:
+            log.error("metrics.jsonl lacks its last lines, for want of space", num_lines=self._file.num_held)
 
 
 def _step_of(line: str) -> int:

@@ -1,24 +1,28 @@
 """Logs and metrics as every process of ours writes them."""
 
 import logging
+import os
+import stat
 import sys
 from pathlib import Path
-from typing import TextIO
 
 import structlog
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 
 from runtime.credentials import is_loopback
+from runtime.patient_file import patient_lines
 
 
 def set_up_logging(*, service: str, file: Path | None = None) -> None:
     """Sends structlog events to stderr, or to a file that is appended to: one line each, `key=value` behind the text.
 
+    A disk that is full ends nothing: lines that go to a file wait until there is room, as in runtime/patient_file.py.
+
     Args:
         service: Name that every line carries.
         file: Where to write; None for stderr.
     """
-    stream: TextIO = sys.stderr if file is None else file.open("a", encoding="utf-8", buffering=1)
+    stream = sys.stderr if file is None else patient_lines(file)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -31,6 +35,20 @@ def set_up_logging(*, service: str, file: Path | None = None) -> None:
         logger_factory=structlog.PrintLoggerFactory(stream),
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def make_output_patient() -> None:
+    """Lets what this process prints into files wait for room on their disk, instead of failing whoever prints."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            is_file = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+        except (OSError, AttributeError):
+            # Under a test, or started without it.
+            continue
+        if is_file:
+            stream.flush()
+            setattr(sys, name, patient_lines(stream.fileno()))
 
 
 def serve_metrics(*, host: str, port: int, registry: CollectorRegistry = REGISTRY) -> str:

@@ -33,6 +33,7 @@ def learner(model: Path, folder: Path) -> Iterator[str]:
         ],
         stdout=log,
         stderr=subprocess.STDOUT,
+        text=True,
         env=os.environ | {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"},
     )
     try:

@@ -51,12 +51,7 @@ def trainings() -> Iterator[list[Training]]:
     started: list[Training] = []
     yield started
     for training in started:
-        if training.process.poll() is None:
-            children = training.children()
-            training.process.kill()
-            training.process.wait()
-            for child in children:
-                child.kill()
+        training.kill()
 
 
 def test_a_run_trains_reports_and_leaves_nothing_behind(

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from runtime.process import ReadyFile
 
 START_SECONDS = 240
 STOP_SECONDS = 15
@@ -72,6 +75,24 @@ class Training:
     def children(self) -> list[psutil.Process]:
         return [child for child in psutil.Process(self.process.pid).children(recursive=True) if child.is_running()]
 
+    def metric(self, name: str) -> float:
+        """A number that the learner exports."""
+        ready = ReadyFile.read(self.folder / "logs" / "learner-0.ready")
+        assert ready is not None, "the learner serves"
+        with urllib.request.urlopen(f"http://{ready.metrics_address}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        (value,) = (line.split()[1] for line in lines if line.split()[0] == name)
+        return float(value)
+
+    def kill(self) -> None:
+        """Ends whatever of it still runs."""
+        if self.process.poll() is None:
+            children = self.children()
+            self.process.kill()
+            self.process.wait()
+            for child in children:
+                child.kill()
+
     def interrupt(self) -> str:
         """Ctrl-C; returns what the command has printed."""
         self.process.send_signal(signal.SIGINT)
@@ -84,18 +105,18 @@ class Training:
         return self.printed
 
 
-def start_training(*arguments: str, runs: Path) -> Training:
-    """Starts the command with its run folders below `runs`."""
-    return _start(*arguments, "--run.folder", str(runs), runs=runs)
+def start_training(*arguments: str, runs: Path, output: Path | None = None) -> Training:
+    """Starts the command with its run folders below `runs`; what it prints goes beside them, or to `output`."""
+    return _start(*arguments, "--run.folder", str(runs), runs=runs, output=output)
 
 
 def resume_training(training: Training, *arguments: str) -> Training:
     """Goes on with its run folder."""
-    return _start("--resume", str(training.folder), *arguments, runs=training.runs)
+    return _start("--resume", str(training.folder), *arguments, runs=training.runs, output=training.output)
 
 
-def _start(*arguments: str, runs: Path) -> Training:
-    output = runs.parent / "printed.txt"
+def _start(*arguments: str, runs: Path, output: Path | None = None) -> Training:
+    output = output or runs.parent / "printed.txt"
     with output.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "deploy.cli", "train", *arguments],

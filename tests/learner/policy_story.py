@@ -9,7 +9,7 @@ import torch
 
 from learner.batch import pack
 from learner.config import LearnerSettings
-from learner.policy import Policy
+from learner.policy import Policy, StateNotWrittenError
 from learner.ranks import Leader, follow
 from learner.records import Prompt, ScoredGroup, ScoredRollout
 
@@ -53,7 +53,7 @@ def groups_of_step(step: int, *, scale: float = 1.0) -> list[ScoredGroup]:
 
 
 def lead(policy: Policy, folder: Path) -> dict[str, Any]:
-    """Trains, saves, trains on, goes back, trains again, and meets a gradient that is not finite."""
+    """Trains, fails to save, saves, trains on, goes back, trains again, and meets a gradient that is not finite."""
     leader = Leader(policy)
 
     def update(scale: float = 1.0) -> dict[str, Any]:
@@ -72,12 +72,14 @@ def lead(policy: Policy, folder: Path) -> dict[str, Any]:
 
     reports = [update() for _ in range(NUM_STEPS)]
     trained = weights()
-    leader.save_state(folder)
+    is_refused = _is_refused(leader, folder / "refused", num_ranks=policy.num_ranks)
+    (folder / "state").mkdir()
+    leader.save_state(folder / "state")
     before_skip = weights()
     skipped = update(scale=float("inf"))
     after_skip = weights()
     first = update()
-    leader.load_state(folder)
+    leader.load_state(folder / "state")
     restored, restored_version = weights(), policy.policy_version
     second = update()
     # A push that breaks off: the other ranks are in the gather all the same.
@@ -89,6 +91,7 @@ def lead(policy: Policy, folder: Path) -> dict[str, Any]:
     return {
         "reports": reports,
         "trained": trained,
+        "is_refused": is_refused,
         "skipped": skipped,
         "changed_by_skip": [name for name in before_skip if not torch.equal(before_skip[name], after_skip[name])],
         "restored": restored,
@@ -98,6 +101,17 @@ def lead(policy: Policy, folder: Path) -> dict[str, Any]:
         "final": final,
         "entries": [(entry.name, entry.dtype, entry.shape) for entry in policy.manifest_entries()],
     }
+
+
+def _is_refused(leader: Leader, folder: Path, *, num_ranks: int) -> bool:
+    """Saves where the last rank alone cannot write its files."""
+    for name in (f"random_rank_{num_ranks - 1}.pt", f"policy/zero_pp_rank_{num_ranks - 1}_mp_rank_00_optim_states.pt"):
+        (folder / name).mkdir(parents=True)
+    try:
+        leader.save_state(folder)
+    except StateNotWrittenError:
+        return True
+    return False
 
 
 def main(model_folder: Path, out: Path, *cases: str) -> None:

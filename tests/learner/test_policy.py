@@ -173,6 +173,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(case: str, two_ranks: dic
     assert_skips_what_is_not_finite(two_ranks[case])
 
 
+@pytest.mark.parametrize("case", UNMARKED_CASES)
+def test_a_rank_that_cannot_write_its_part_holds_nobody_up(case: str, two_ranks: dict[str, Any]) -> None:
+    assert two_ranks[case]["is_refused"]
+
+
 def test_the_manifest_names_what_is_pushed(two_ranks: dict[str, Any]) -> None:
     result = two_ranks["zero_2"]
     pushed = [(name, "float32", tuple(weight.shape)) for name, weight in result["trained"].items()]
@@ -192,6 +197,7 @@ def test_every_case_saves_skips_and_survives_a_broken_push(case: str, all_cases:
     assert_goes_on_from_its_state(all_cases[case])
     assert_skips_what_is_not_finite(all_cases[case])
     assert all_cases[case]["final"]["policy_version"] == NUM_STEPS + 2
+    assert all_cases[case]["is_refused"]
 
 
 @pytest.mark.slow
