@@ -152,6 +152,7 @@ def test_a_model_without_a_chat_template_is_told_to_use_another(tmp_path: Path) 
 
 def test_paths_survive_a_change_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.toml").touch()
     settings = DataSection(source="own.jsonl", held_out_source="org/name", template="own.toml")
 
     fixed = with_absolute_paths(settings)

@@ -106,7 +106,8 @@ def test_the_command_refuses_a_full_disk_in_one_line_and_leaves_nothing(
 ) -> None:
     disk.fill()
 
-    code = main(["train", run_file, "--run.folder", str(disk.folder / "runs"), "--model.source", str(model)])
+    settings = ["--run.folder", str(disk.folder / "runs"), "--model.source", str(model)]
+    code = main(["train", run_file, *settings, "--rollout.context_length", "128"])
 
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()

@@ -15,6 +15,7 @@ from learner.run import MAX_SKIPPED_STEPS
 from learner.train import train
 from learner.weight_push import WeightPushError
 from protos.learner.v1 import learner_pb2
+from runtime.disk import NotWrittenError
 from runtime.problems.problem import Problem
 from tests.learner.conftest import Holder
 from tests.learner.run_stage import (
@@ -249,7 +250,7 @@ def test_what_cannot_be_exported_keeps_nothing_else_from_ending(stage: Stage) ->
     server, _engine = stage.add_server()
     (stage.folder / "export").write_text("in the way")
 
-    with pytest.raises(OSError, match="export"), stage.run(server, num_steps=1) as run:
+    with pytest.raises(NotWrittenError, match="export"), stage.run(server, num_steps=1) as run:
         train(run)
 
     # The fixture proves that the others have ended.

@@ -69,7 +69,7 @@ def test_a_text_begins_as_the_models_tokenizer_begins_it(
 
 
 def test_the_templates_that_come_along() -> None:
-    assert template_names() == ["boxed", "chat", "none", "simple"]
+    assert template_names() == ["boxed", "chat", "none", "short", "simple"]
     assert load_template("none").text == "{question}"
     assert load_template("simple").text == "Question:\n{question}\nAnswer:\nLet's think step by step.\n"
     assert load_template("chat").messages == (("user", "{question}"),)
