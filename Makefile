@@ -1,6 +1,7 @@
 # `make help` lists the targets.
 SHELL := /bin/bash
 PYTHON ?= python3
+DEVICE ?= auto
 ARGS ?=
 BIN := .venv/bin
 
@@ -12,9 +13,9 @@ help: ## list the targets
 
 # The interpreter is looked for here because deploy/install.py, which looks for everything else, needs one.
 INSTALL = @command -v $(PYTHON) >/dev/null || { echo "install: no $(PYTHON) here: apt-get install python3 python3-venv" >&2; exit 2; }; \
-	$(PYTHON) deploy/install.py
+	$(PYTHON) deploy/install.py --device $(DEVICE)
 
-install: ## everything to run tandem, in .venv (PYTHON=... picks the interpreter)
+install: ## everything to run tandem, in .venv (PYTHON=... picks the interpreter, DEVICE=cpu or cuda what for)
 	$(INSTALL)
 
 install-dev: ## the same, and what checks and tests need
