@@ -6,7 +6,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev train test check protos clean
+.PHONY: help install install-dev train test test-packaging check protos clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -26,6 +26,9 @@ train: install ## train the small model through the whole stack (ARGS="--run.see
 
 test: install-dev ## run the tests (ARGS="-k push" picks some)
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-packaging: install-dev ## install the large extras in fresh environments and start what they promise (ARGS="cpu" picks)
+	@$(BIN)/python -m tests.packaging.large_extras $(ARGS)
 
 check: install-dev ## run every linter, and compare the generated code
 	@echo "ruff" && $(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -7,6 +7,7 @@ from deploy.errors import UserError
 from deploy.heavy_imports import heavy_imports
 from deploy.placement import Service
 from deploy.run_file import RunConfig
+from deploy.torchvision_check import check_torchvision
 from runtime.telemetry import set_up_logging
 
 
@@ -33,6 +34,7 @@ def serve(
         match service:
             case Service.ROLLOUT:
                 with heavy_imports():
+                    check_torchvision()
                     from rollout_server.server import serve as serve_rollout
 
                 asyncio.run(serve_rollout(config.rollout, ready_file=ready_file))
@@ -52,6 +54,7 @@ def serve(
 
 def _serve_learner(config: RunConfig, *, ready_file: Path | None, run_folder: Path, resume: bool) -> None:
     with heavy_imports():
+        check_torchvision()
         from deploy.data import run_problems
         from learner.train import LearnerAssignment, run_learner
 

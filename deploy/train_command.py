@@ -21,6 +21,7 @@ from deploy.memory import fit_into_memory
 from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder
+from deploy.torchvision_check import check_torchvision
 from runtime.problems.problem import Problem
 
 TINY = "tiny"
@@ -106,6 +107,7 @@ def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:
         return config
     if config.model.source == TINY:
         with heavy_imports():
+            check_torchvision()
             from deploy.tiny_model import ensure_tiny_model
 
         model = ensure_tiny_model(cache_folder=Path(config.model.cache_folder).expanduser(), seed=config.run.seed)
