@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deploy.errors import RunFailedError, UserError
+from deploy.extras import missing_extra
 
 CACHE_FOLDER = "~/.cache/tandem"
 
@@ -27,6 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"tandem: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
+    except ModuleNotFoundError as error:
+        line = missing_extra(error, given)
+        if shows_stack or line is None:
+            raise
+        print(f"tandem: {line}", file=sys.stderr)
+        return 2
 
 
 def _run(arguments: list[str]) -> int:

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
-import importlib.util
 import os
 import platform
 import re
@@ -22,23 +21,35 @@ from pathlib import Path
 from typing import Iterator, NoReturn, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
+if not __package__:
+    # Run by its path, as make does: then only this folder is searched.
+    sys.path.insert(0, str(ROOT))
+
+from deploy.install_machine import (
+    CPU,
+    CUDA,
+    MIN_DISK_BYTES,
+    MIN_DISK_BYTES_LATER,
+    PYTHONS,
+    ask_nvidia_smi,
+    choose_device,
+    find_obstacle,
+    read_machine,
+)
+
 VENV = ROOT / ".venv"
 LOG = VENV / "install.log"
+DEVICE_FILE = VENV / "tandem-device"
+"""What .venv is installed for."""
 PYTHON_NAME = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+AUTO = "auto"
+TITLES = {CPU: "the CPU", CUDA: "CUDA 13"}
 
-PYTHONS = ((3, 12), (3, 11))
-"""Supported Python versions, the preferred one first."""
-MIN_MEMORY_BYTES = 6 * 10**9
-MIN_DISK_BYTES = 5 * 10**9
-"""3.5 GB installed, and pip's unpacking and download cache beside it."""
-MIN_GLIBC = (2, 28)
-"""What the wheels of torch and vLLM are built for (manylinux_2_28)."""
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 IMPORTS = (
     "torch",
     "transformers.models.qwen2.modeling_qwen2",
     "vllm.v1.engine.async_llm",
-    "vllm.v1.worker.cpu_worker",
     "vllm.model_executor.models.qwen2",
     "deepspeed.runtime.engine",
     "ray._private.workers",
@@ -46,25 +57,8 @@ IMPORTS = (
     "matplotlib.pyplot",
 )
 """What the services import: a check that the packages fit together, and their bytecode for the first start."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the preflight looks at, as this machine has it."""
-
-    system: str
-    """As `platform.system()` says it: "Linux"."""
-    architecture: str
-    """As `platform.machine()` says it: "x86_64"."""
-    glibc: tuple[int, ...] | None
-    """Version of the C library; None where it is another one, e.g. musl."""
-    cpu_flags: frozenset[str]
-    python: tuple[int, int]
-    has_ensurepip: bool
-    """Debian and Ubuntu keep it in a package of its own; without it a venv has no pip."""
-    memory_bytes: int
-    """The machine's, or its container's limit where that is smaller."""
-    disk_free_bytes: int
+LARGE_STAGES = ("torch", "packages")
+WORKERS = {CPU: "vllm.v1.worker.cpu_worker", CUDA: "vllm.v1.worker.gpu_worker"}
 
 
 @dataclass(frozen=True)
@@ -94,100 +88,49 @@ class Stage:
         return self.stamp().is_file() and self.stamp().read_text() == self.key()
 
 
+@dataclass(frozen=True)
+class VenvDevice:
+    """What a virtual environment is installed for."""
+
+    device: str
+    is_asked: bool
+    """Named by the user; later calls that name none keep to it."""
+
+
 def _pip(*arguments: str) -> tuple[str, ...]:
     return ("-I", "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--retries", "2", *arguments)
 
 
-def stages(*, is_dev: bool) -> list[Stage]:
-    """Lists the stages in the order in which they run.
+def stages(device: str, *, is_dev: bool) -> list[Stage]:
+    """Lists the stages for a device in the order in which they run.
 
     pip does not compile: of 27,000 modules some 6,000 are ever imported, and get their bytecode from the last stage.
     """
-    torch = ("-r", "requirements/torch-cpu.txt")
+    torch_list, packages_list, dev_list = (
+        f"requirements/torch-{device}.txt",
+        f"requirements/{device}.txt",
+        "requirements/dev.txt",
+    )
+    torch: tuple[tuple[str, ...], ...] = (_pip("-r", torch_list),)
+    if device == CPU:
+        torch += (_pip("-r", torch_list, "--index-url", TORCH_CPU_INDEX),)
+    imports = (*IMPORTS, WORKERS[device])
     result = [
         Stage("build", "pip and setuptools", ("requirements/build.txt",), (_pip("-r", "requirements/build.txt"),)),
-        Stage("torch", "torch for the CPU", (torch[1],), (_pip(*torch), _pip(*torch, "--index-url", TORCH_CPU_INDEX))),
+        Stage("torch", f"torch for {TITLES[device]}", (torch_list,), torch),
         Stage(
             "packages",
             "vLLM, DeepSpeed, Ray and what they need",
-            ("requirements/cpu.txt",),
-            (_pip("--no-build-isolation", "--use-pep517", "-r", "requirements/cpu.txt"),),
+            (packages_list,),
+            (_pip("--no-build-isolation", "--use-pep517", "-r", packages_list),),
         ),
         Stage("project", "tandem itself", ("pyproject.toml",), (_pip("--no-build-isolation", "-e", "."),)),
     ]
     if is_dev:
-        development = "requirements/dev.txt"
-        result.append(Stage("dev", "tools for checks and tests", (development,), (_pip("-r", development),)))
-    lists = ("requirements/torch-cpu.txt", "requirements/cpu.txt")
-    result.append(Stage("imports", "check of the imports", lists, (("-c", f"import {', '.join(IMPORTS)}"),)))
+        result.append(Stage("dev", "tools for checks and tests", (dev_list,), (_pip("-r", dev_list),)))
+    lists = (torch_list, packages_list)
+    result.append(Stage("imports", "check of the imports", lists, (("-c", f"import {', '.join(imports)}"),)))
     return result
-
-
-def find_obstacle(machine: Machine) -> str | None:
-    """Says in one line why this machine cannot take the installation, and the cure; None when it can."""
-    obstacle: str | None = None
-    python = ".".join(map(str, machine.python))
-    if machine.system != "Linux":
-        obstacle = f"tandem runs on Linux, and this is {machine.system}: use a Linux machine or container"
-    elif machine.architecture != "x86_64":
-        obstacle = f"the pinned packages are for x86-64, and this is {machine.architecture}: use an x86-64 machine"
-    elif machine.glibc is None or machine.glibc < MIN_GLIBC:
-        has = "another C library" if machine.glibc is None else f"glibc {'.'.join(map(str, machine.glibc))}"
-        obstacle = f"glibc 2.28 or newer is needed, and this system has {has}: use Debian 12, Ubuntu 24.04 or newer"
-    elif "avx2" not in machine.cpu_flags:
-        obstacle = (
-            "the processor has no AVX2, which vLLM needs on a CPU: use a machine (or a CPU model of the VM) with it"
-        )
-    elif machine.python not in PYTHONS:
-        obstacle = (
-            f"Python 3.11 or 3.12 is needed, and this is {python}: install one "
-            "(apt-get install python3.11 python3.11-venv), or name one with make PYTHON=/path/to/python3.12"
-        )
-    elif not machine.has_ensurepip:
-        obstacle = f"Python {python} lacks its venv module: apt-get install python{python}-venv"
-    elif machine.memory_bytes < MIN_MEMORY_BYTES:
-        obstacle = (
-            f"6 GB of memory are needed, and there are {machine.memory_bytes / 1e9:.1f} GB: "
-            "use a larger machine, or raise the limit of the container"
-        )
-    elif machine.disk_free_bytes < MIN_DISK_BYTES:
-        obstacle = (
-            f"5 GB of free disk are needed in {ROOT}, and there are {machine.disk_free_bytes / 1e9:.1f} GB: "
-            "free some, or clone to another disk"
-        )
-    return obstacle
-
-
-def memory_bytes(*, meminfo: str, cgroup_limit: str) -> int:
-    """Returns the memory to count on, from the texts of /proc/meminfo and the cgroup's memory.max ("max": no limit)."""
-    total = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
-    installed = int(total.group(1)) * 1024 if total else 0
-    return min(installed, int(cgroup_limit)) if cgroup_limit.strip().isdigit() else installed
-
-
-def cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """Returns the processor's flags, from the text of /proc/cpuinfo."""
-    flags = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
-    return frozenset(flags.group(1).split()) if flags else frozenset()
-
-
-def _text(path: str) -> str:
-    return Path(path).read_text() if Path(path).is_file() else ""
-
-
-def read_machine() -> Machine:
-    """Looks at the machine and the Python that run this."""
-    library, version = platform.libc_ver()
-    return Machine(
-        system=platform.system(),
-        architecture=platform.machine(),
-        glibc=tuple(int(part) for part in version.split(".")) if library == "glibc" else None,
-        cpu_flags=cpu_flags(_text("/proc/cpuinfo")),
-        python=(sys.version_info[0], sys.version_info[1]),
-        has_ensurepip=importlib.util.find_spec("ensurepip") is not None,
-        memory_bytes=memory_bytes(meminfo=_text("/proc/meminfo"), cgroup_limit=_text("/sys/fs/cgroup/memory.max")),
-        disk_free_bytes=shutil.disk_usage(ROOT).free,
-    )
 
 
 def find_python() -> str | None:
@@ -259,10 +202,21 @@ def has_venv() -> bool:
     return (VENV / "bin" / PYTHON_NAME).exists() and pip.is_file() and str(VENV) in pip.read_text()
 
 
-def make_venv() -> None:
-    """Makes the virtual environment, in place of an unusable one."""
+def venv_device() -> VenvDevice:
+    """Returns what .venv is installed for, or an older one that does not say it: the CPU, then the only choice."""
+    if not DEVICE_FILE.is_file():
+        return VenvDevice(CPU, is_asked=False)
+    device, _, origin = DEVICE_FILE.read_text().partition(" ")
+    return VenvDevice(device, is_asked=origin == "asked")
+
+
+def make_venv(device: str) -> None:
+    """Makes the virtual environment, in place of an unusable one or one for another device."""
     if has_venv():
-        return
+        installed = venv_device().device
+        if installed == device:
+            return
+        print(f"  .venv is installed for {TITLES[installed]}: making it anew for {TITLES[device]}", flush=True)
     print(f"  virtual environment of {PYTHON_NAME} in .venv", flush=True)
     made = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", str(VENV)], capture_output=True, text=True, check=False
@@ -290,24 +244,48 @@ def main(arguments: Sequence[str]) -> None:
     """Installs what is not yet installed."""
     parser = argparse.ArgumentParser(prog="install", description="Installs tandem into .venv.")
     parser.add_argument("--dev", action="store_true", help="also what the checks and tests need")
-    is_dev = parser.parse_args(arguments).dev
+    parser.add_argument(
+        "--device",
+        choices=(AUTO, CPU, CUDA),
+        default=AUTO,
+        help="what to install for; auto: what an earlier call named for this .venv, "
+        "else CUDA where nvidia-smi finds a GPU with a driver for it (default: auto)",
+    )
+    parsed = parser.parse_args(arguments)
     if sys.version_info[:2] not in PYTHONS:
         other = find_python()
         if other:
             os.execv(other, [other, __file__, *arguments])  # noqa: S606 -- no shell is wanted
     with only_one():
-        if has_venv() and all(stage.is_done() for stage in stages(is_dev=is_dev)):
-            return
-        obstacle = find_obstacle(read_machine())
-        if obstacle:
-            fail(obstacle)
-        started = time.monotonic()
-        print(f"Installing tandem (Python {platform.python_version()}); the log is .venv/install.log", flush=True)
-        make_venv()
-        for stage in stages(is_dev=is_dev):
-            if not stage.is_done():
-                run_stage(stage)
-        print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
+        install(parsed.device, is_dev=parsed.dev)
+
+
+def install(asked: str, *, is_dev: bool) -> None:
+    """Looks for what to install for, and installs what is not yet installed."""
+    has_old = has_venv()
+    is_asked = asked != AUTO
+    if not is_asked and has_old and venv_device().is_asked:
+        asked, is_asked = venv_device().device, True
+    choice = choose_device(asked, ask_nvidia_smi() if asked != CPU else None)
+    todo = stages(choice.device, is_dev=is_dev)
+    is_current = has_old and venv_device().device == choice.device
+    if is_current and venv_device().is_asked == is_asked and all(stage.is_done() for stage in todo):
+        return
+    is_small = is_current and all(stage.is_done() for stage in todo if stage.name in LARGE_STAGES)
+    disk_bytes = MIN_DISK_BYTES_LATER if is_small else MIN_DISK_BYTES[choice.device]
+    obstacle = find_obstacle(read_machine(ROOT), device=choice.device, folder=ROOT, disk_bytes=disk_bytes)
+    if obstacle:
+        fail(obstacle)
+    started = time.monotonic()
+    print(f"Installing tandem (Python {platform.python_version()}); the log is .venv/install.log", flush=True)
+    if choice.reason:
+        print(f"  {choice.reason}", flush=True)
+    make_venv(choice.device)
+    DEVICE_FILE.write_text(f"{choice.device} {'asked' if is_asked else 'found'}")
+    for stage in todo:
+        if not stage.is_done():
+            run_stage(stage)
+    print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

