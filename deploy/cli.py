@@ -3,14 +3,13 @@
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deploy.errors import RunFailedError, UserError
 from deploy.extras import missing_extra
-
-CACHE_FOLDER = "~/.cache/tandem"
 
 OVERRIDES_HELP = """\
 Every setting of the run file can be overridden: --section.key value or --section.key=value, for example
@@ -25,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run([argument for argument in given if argument != "--debug"])
     except (UserError, RunFailedError) as error:
         if shows_stack:
-            raise
+            traceback.print_exception(error)
         print(f"tandem: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except ModuleNotFoundError as error:
@@ -168,13 +167,14 @@ def _model(parsed: argparse.Namespace, _overrides: Mapping[str, str]) -> int:
         return 0
     import shutil
 
-    from deploy.tiny_model import ensure_tiny_model
+    from deploy.model_source import resolve_model
+    from deploy.run_file import ModelSection
 
-    made = ensure_tiny_model(cache_folder=Path(CACHE_FOLDER).expanduser(), seed=parsed.seed)
+    made = resolve_model(ModelSection(), seed=parsed.seed)
     try:
         shutil.copytree(made, parsed.folder)
     except OSError as error:
-        raise UserError(f"model tiny {parsed.folder}: {error.strerror}") from error
+        raise UserError(f"model tiny {parsed.folder}: {error.strerror or error}") from error
     print(f"the tiny model of seed {parsed.seed} is in {parsed.folder}")
     return 0
 

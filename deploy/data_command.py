@@ -9,6 +9,7 @@ from statistics import median
 
 from rich.console import Console
 from rich.rule import Rule
+from rich.text import Text
 
 from deploy.data import RenderedPart, RunProblems, left_out, load_problems, render_problems, too_long
 from deploy.heavy_imports import heavy_imports
@@ -93,6 +94,6 @@ def _print_prompts(problems: Sequence[Problem], *, seed: int, console: Console) 
     for place in sorted(drawn):
         problem = problems[place]
         kind = f", {problem.kind}" if problem.kind else ""
-        console.print(Rule(f"{problem.problem_id}{kind}".replace("[", "\\["), align="left"))
+        console.print(Rule(Text(f"{problem.problem_id}{kind}"), align="left"))
         console.print(problem.prompt)
         console.print(f"=> {problem.answer}")

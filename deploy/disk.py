@@ -72,7 +72,7 @@ def check_folder(config: RunConfig) -> None:
     """
     parent = nearest_existing(Path(config.run.folder).expanduser())
     if not parent.is_dir():
-        raise UserError(f"run.folder = {config.run.folder}: {parent} is no folder")
+        raise UserError(f"run.folder = {config.run.folder}: {parent} is no folder; name another")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise UserError(f"run.folder = {config.run.folder}: {parent} may not be written")
 

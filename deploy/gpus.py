@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 
 _SECONDS = 20
 _MEBIBYTE = 1 << 20
@@ -27,9 +28,9 @@ class Gpu:
 
 
 def visible_gpus() -> tuple[Gpu, ...]:
-    """The GPUs that a process of this environment may use; none where there is no working nvidia-smi."""
+    """The GPUs that services started here use; none with a torch for the CPU, or without a working nvidia-smi."""
     program = shutil.which("nvidia-smi")
-    if program is None:
+    if program is None or _is_torch_for_cpu():
         return ()
     query = "--query-gpu=index,uuid,name,memory.total,memory.free"
     try:
@@ -43,6 +44,13 @@ def visible_gpus() -> tuple[Gpu, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return parse_gpus(answer.stdout, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _is_torch_for_cpu() -> bool:
+    try:
+        return version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        return False
 
 
 def parse_gpus(table: str, *, visible: str | None) -> tuple[Gpu, ...]:

@@ -19,13 +19,14 @@ _LARGEST_HEADER = 100_000_000
 _SAVE_AGAIN = "load it with transformers and save it again with save_pretrained"
 
 
-def check_model_folder(folder: Path) -> None:
+def check_model_folder(folder: Path, *, is_trained: bool = True) -> None:
     """Looks for everything that servers and learner need: configuration, whole weights, tokenizer, end token.
 
     Qwen2, Qwen3 and Llama are tested; another causal language model is let through, and transformers and vLLM decide.
 
     Args:
         folder: Of the model.
+        is_trained: Whether it is to be trained, which quantised weights cannot.
 
     Raises:
         UserError: What is missing or broken, in which file, and what to do about it.
@@ -37,7 +38,7 @@ def check_model_folder(folder: Path) -> None:
         if (folder / "adapter_config.json").is_file():
             hint = "; it is an adapter: merge it into the model that it belongs to, and save that"
         raise UserError(f"{folder}: is no model folder, it has no {CONFIG_FILE}{hint}")
-    _check_config(folder / CONFIG_FILE)
+    _check_config(folder / CONFIG_FILE, is_trained=is_trained)
     _check_weights(folder)
     _check_tokenizer(folder)
 
@@ -75,7 +76,7 @@ def _max_positions(config: dict[str, Any]) -> int | None:
     return int(limit * rope.get("factor", 1.0))
 
 
-def _check_config(path: Path) -> None:
+def _check_config(path: Path, *, is_trained: bool) -> None:
     config = _read_json(path)
     architectures = config.get("architectures") or []
     if not any(str(name).endswith(_CAUSAL_SUFFIXES) for name in architectures):
@@ -84,7 +85,7 @@ def _check_config(path: Path) -> None:
             f"{path}: architectures = {named}: is no causal language model; name one such as "
             "Qwen2ForCausalLM, Qwen3ForCausalLM or LlamaForCausalLM"
         )
-    if "quantization_config" in config:
+    if is_trained and "quantization_config" in config:
         raise UserError(
             f"{path}: quantization_config: quantised weights cannot be trained; take the checkpoint they were made from"
         )

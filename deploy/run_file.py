@@ -117,9 +117,9 @@ def load_run_file(path: Path | None, overrides: Mapping[str, str]) -> RunConfig:
         try:
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}") from error
+            raise UserError(f"{path}: {error.strerror}; name a run file, such as deploy/runs/tiny.toml") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: is no TOML: {error}") from error
+            raise UserError(f"{path}: is no TOML: {error}; see docs/run_file.md") from error
         check_settings(tree, model=RunConfig, source=str(path))
     tree = apply_overrides(tree, overrides, model=RunConfig)
     return check_settings(tree, model=RunConfig, source="command line")

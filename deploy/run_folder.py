@@ -1,5 +1,6 @@
 """A run's folder: where each of its files lies, how it is made and found again."""
 
+import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,16 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def services_file(self) -> Path:
+        """The run file that the services read: `config_file` with what was planned for this start, e.g. memory."""
+        return self.path / "services.toml"
+
+    @property
+    def problems_file(self) -> Path:
+        """Digests of the problems that the run began with."""
+        return self.path / "problems.json"
+
+    @property
     def metrics_file(self) -> Path:
         """One line of JSON a step; the learner writes it."""
         return self.path / "metrics.jsonl"
@@ -47,26 +58,28 @@ class RunFolder:
         steps = [int(step) for step in found if step.isdecimal()]
         return f"kept: the checkpoint of step {max(steps)}" if steps else "there is no checkpoint yet"
 
-    def write_config(self, config: RunConfig) -> None:
-        """Writes the run file whole or not at all."""
-        part = self.config_file.with_suffix(".part")
-        try:
-            part.write_text(dump_toml(config), encoding="utf-8")
-            part.replace(self.config_file)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+    def write_config(self, config: RunConfig, *, planned: RunConfig) -> None:
+        """Writes the run file, and that of the services, each whole or not at all."""
+        for path, content in ((self.services_file, planned), (self.config_file, config)):
+            part = path.with_suffix(".part")
+            try:
+                part.write_text(dump_toml(content), encoding="utf-8")
+                part.replace(path)
+            except OSError:
+                part.unlink(missing_ok=True)
+                raise
 
     def log_file(self, process: str) -> Path:
         """What a service process, e.g. `rollout-0`, prints."""
         return self.path / "logs" / f"{process}.log"
 
 
-def make_run_folder(config: RunConfig, *, now: datetime) -> RunFolder:
+def make_run_folder(config: RunConfig, *, planned: RunConfig, now: datetime) -> RunFolder:
     """Makes `<run.folder>/<run.name>-<time>` with the settings in it.
 
     Args:
         config: The settings as resolved.
+        planned: The same with what was planned for this start.
         now: The time in UTC.
 
     Raises:
@@ -78,23 +91,23 @@ def make_run_folder(config: RunConfig, *, now: datetime) -> RunFolder:
         parent.mkdir(parents=True, exist_ok=True)
         folder = _make_new(parent, stem)
         try:
-            folder.write_config(config)
+            folder.write_config(config, planned=planned)
         except OSError:
-            folder.path.rmdir()
+            shutil.rmtree(folder.path, ignore_errors=True)
             raise
     except OSError as error:
         raise UserError(f"run.folder = {config.run.folder}: {error.strerror}") from error
     return folder
 
 
-def rewrite_config(folder: RunFolder, config: RunConfig) -> None:
+def rewrite_config(folder: RunFolder, config: RunConfig, *, planned: RunConfig) -> None:
     """Writes the settings that a run is resumed with.
 
     Raises:
         UserError: They cannot be written; the old ones stay.
     """
     try:
-        folder.write_config(config)
+        folder.write_config(config, planned=planned)
     except OSError as error:
         raise UserError(f"{folder.path}: {error.strerror}") from error
 
@@ -125,7 +138,7 @@ def find_run_folder(wanted: str, *, runs: Path) -> RunFolder:
     if wanted != LATEST:
         folder = RunFolder(Path(wanted).absolute())
         if not folder.config_file.is_file():
-            raise UserError(f"{wanted}: is no run folder, it has no config.toml")
+            raise UserError(f"{wanted}: is no run folder, it has no config.toml; name one, or `latest` for the newest")
         return folder
     found = [path.parent for path in runs.glob("*/config.toml")]
     if not found:

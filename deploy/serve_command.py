@@ -37,7 +37,7 @@ def serve(
         # A reward node has no tokenizer to read.
         from deploy.model_folder import check_model_folder
 
-        check_model_folder(Path(config.rollout.model))
+        check_model_folder(Path(config.rollout.model), is_trained=service is Service.LEARNER)
     try:
         match service:
             case Service.ROLLOUT:

@@ -180,7 +180,7 @@ class Services:
         """The process of a service: exactly a `tandem serve` command."""
         return ChildSpec(
             name=bundle.name,
-            arguments=("-m", "deploy.cli", "serve", bundle.service.value, str(self._folder.config_file), *options),
+            arguments=("-m", "deploy.cli", "serve", bundle.service.value, str(self._folder.services_file), *options),
             environment=environment,
             log_file=self._folder.log_file(bundle.name),
             start_timeout_seconds=self._config.services.start_timeout_seconds if _listens(bundle) else None,

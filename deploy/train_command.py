@@ -15,6 +15,7 @@ from rich.console import Console
 from deploy.data import RunProblems, left_out, load_problems, render_problems, too_long, with_absolute_paths
 from deploy.disk import DiskWatch, check_folder, check_room
 from deploy.errors import RunFailedError, UserError
+from deploy.gpus import visible_gpus
 from deploy.invocation import program, shown
 from deploy.live_table import make_display
 from deploy.local_ray import check_address, ray_cluster
@@ -22,6 +23,7 @@ from deploy.memory import fit_into_memory
 from deploy.model_folder import CONFIG_FILE, check_context_length, check_model_folder
 from deploy.model_source import resolve_model
 from deploy.placement import Bundle, ClusterFacts, plan_placement
+from deploy.problem_pin import pin_problems
 from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder, rewrite_config
 from runtime.problems.problem import Problem
@@ -118,7 +120,7 @@ def _prepare(config: RunConfig, loaded: RunProblems, *, earlier: RunFolder | Non
     """Brings the model and looks whether all fits together, into memory and onto the disk; makes the run folder."""
     config = with_model(config, is_resumed=earlier is not None)
     model = Path(config.rollout.model)
-    config, memory = fit_into_memory(config, model)
+    planned, memory = fit_into_memory(config, model)
     problems = render_problems(loaded, config)
     notes = left_out(loaded) + too_long(problems)
     if memory is not None and memory.room.is_gpu:
@@ -126,11 +128,12 @@ def _prepare(config: RunConfig, loaded: RunProblems, *, earlier: RunFolder | Non
     for note in notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     needs = check_room(config, model_folder=model, resumed=None if earlier is None else earlier.path)
-    folder = earlier or make_run_folder(config, now=datetime.now(UTC))
+    folder = earlier or make_run_folder(config, planned=planned, now=datetime.now(UTC))
+    pin_problems(folder, problems)
     if earlier is not None:
-        rewrite_config(folder, config)
+        rewrite_config(folder, config, planned=planned)
     watch = DiskWatch(folder.path, checkpoint_bytes=needs.checkpoint_bytes)
-    return _ReadyRun(config, folder, problems.held_out.problems, watch, is_resumed=earlier is not None)
+    return _ReadyRun(planned, folder, problems.held_out.problems, watch, is_resumed=earlier is not None)
 
 
 def _train(ready: _ReadyRun, *, console: Console, begin: float) -> int:
@@ -177,11 +180,19 @@ def _train(ready: _ReadyRun, *, console: Console, begin: float) -> int:
 
 
 def _print_plan(config: RunConfig, *, console: Console) -> None:
-    cores = config.ray.num_cpus or len(os.sched_getaffinity(0))
+    cores, gpus = config.ray.num_cpus or len(os.sched_getaffinity(0)), visible_gpus()
     console.print(dump_toml(config), markup=False, highlight=False, soft_wrap=True)
-    console.print(f"# Placement, if the cluster is this machine with {cores} cores:", highlight=False)
-    for bundle in plan_placement(config, ClusterFacts(num_cpus=cores, num_gpus=0)):
+    has = f"{cores} cores and {len(gpus)} GPUs"
+    console.print(f"# Placement, if the cluster is this machine with {has}:", highlight=False)
+    for bundle in plan_placement(config, ClusterFacts(num_cpus=cores, num_gpus=len(gpus))):
         console.print(_plan_line(bundle), highlight=False)
+    model = Path(config.model.source).expanduser()
+    if (model / CONFIG_FILE).is_file():
+        _planned, memory = fit_into_memory(config, model)
+        line = "each process has a GPU of its own" if memory is None else memory.line()
+    else:
+        line = "planned when the model is there"
+    console.print(f"# Memory: {line}", highlight=False, soft_wrap=True)
 
 
 def _plan_line(bundle: Bundle) -> str:

@@ -91,9 +91,9 @@ def write_checkpoint(run_folder: Path, progress: Progress, *, save_state: Callab
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
         _sync(folder.parent)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, NotWrittenError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        if is_write_failure(error):
+        if isinstance(error, NotWrittenError) or is_write_failure(error):
             raise CheckpointError(f"checkpoint of step {progress.step} could not be written: {error}") from error
         raise
     return Checkpoint(folder, progress)

@@ -29,6 +29,7 @@ from rollout_server.client import (
     RolloutUnavailableError,
     Sampling,
 )
+from runtime.disk import NotWrittenError
 
 log = structlog.get_logger()
 
@@ -106,12 +107,16 @@ class Collector:
             The groups, or None if there are not enough yet.
 
         Raises:
+            NotWrittenError: The ledger could not be written for so long that it holds too much.
             RuntimeError: Collecting has failed for good.
         """
         with self._delivered:
             self._delivered.wait_for(lambda: len(self._ready) >= num_groups or self._failure, timeout_seconds)
             if self._failure is not None:
-                raise RuntimeError(f"collecting has failed: {_first(self._failure)}") from self._failure
+                cause = _first(self._failure)
+                if isinstance(cause, NotWrittenError):
+                    raise cause
+                raise RuntimeError(f"collecting has failed: {cause}") from self._failure
             self._drop_stale()
             if len(self._ready) < num_groups:
                 return None

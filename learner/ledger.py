@@ -227,15 +227,20 @@ class Ledger:
         Raises:
             LedgerUnwritableError: The disk has no room for it: the file stays that of an incarnation that was killed.
         """
-        self._end("dropped", RUN_ENDED, sorted(self._open))
-        with self._lock, closing(self._connection):
+        with closing(self._connection):
+            self._end("dropped", RUN_ENDED, sorted(self._open))
+            self._end_incarnation(reason)
+
+    def _end_incarnation(self, reason: str) -> None:
+        with self._lock:
             self._write(_END_INCARNATION, [(_now(), reason, self.incarnation)])
             self._write_all()
 
     def _end(self, end: End, reason: str, sample_ids: Sequence[str]) -> None:
         with self._lock:
-            self._write(_INSERT_END, self._end_rows(end, reason, sample_ids))
+            # Before the write, which may fail for good: the counts are right all the same.
             self._close(end, reason, sample_ids)
+            self._write(_INSERT_END, self._end_rows(end, reason, sample_ids))
 
     def _end_rows(self, end: End, reason: str, sample_ids: Sequence[str]) -> Rows:
         return [(sample, self.incarnation, end, reason) for sample in sample_ids]
@@ -262,7 +267,9 @@ class Ledger:
             if num_rows > MAX_UNWRITTEN_ROWS:
                 raise
         except sqlite3.Error:
-            self._unwritten.pop()
+            # Ours is the faulty one, unless others were held before it: then the accounts cannot go on.
+            if len(self._unwritten) == 1:
+                self._unwritten.clear()
             raise
 
     def _write_all(self) -> None:

@@ -68,7 +68,7 @@ def verify(path: Path) -> LedgerVerdict:
         ValueError: The file is no ledger, or is damaged.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no ledger at {path}")
+        raise FileNotFoundError(f"no ledger at {path}; name a run folder, or `latest`")
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             # One transaction, so that all queries see the same moment of a run that goes on.

@@ -22,7 +22,7 @@ from learner.logprobs import shared_prompt_mask, token_logprobs
 from learner.loss import ClipBounds, clipped_policy_loss, max_logprob_difference
 from learner.rendezvous import RANKS_TIMEOUT, interface_towards, rank_store
 from learner.schedule import learning_rate_at
-from runtime.disk import is_write_failure
+from runtime.disk import NotWrittenError, is_write_failure
 from runtime.weights.manifest import TensorEntry
 
 STATE_TAG = "policy"
@@ -59,7 +59,7 @@ class UpdateReport:
     learning_rate: float
 
 
-class StateNotWrittenError(OSError):
+class StateNotWrittenError(NotWrittenError):
     """Some rank could not write its part of the state; every rank raises it."""
 
 
@@ -80,6 +80,7 @@ class Policy:
         # A rank that broke off in the middle would leave the others alone in DeepSpeed's next collective.
         engine.checkpoint_engine.save = lambda state_dict, path: self._try(lambda: write(state_dict, path))
         # A script of DeepSpeed's that nobody needs here, whose copy may fail as well.
+        assert hasattr(engine, "_copy_recovery_script"), "DeepSpeed has renamed it"
         engine._copy_recovery_script = lambda _folder: None
 
     @classmethod

@@ -34,7 +34,12 @@ def set_engine_environment(settings: RolloutSettings) -> None:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # Routes that change weights belong to the admin listener only.
         "VLLM_SERVER_DEV_MODE": "0",
+        # Not in requirements/cuda.txt, and its sampler does not give the logprobs that we report.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
     }
+    if settings.dtype == "float32":
+        # Triton's attention would multiply fp32 as TF32: logprobs 2e-3 off, where the learner's are within 1e-4.
+        fixed["TRITON_F32_DEFAULT"] = "ieee"
     chosen = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         # `auto` would pin every engine of the machine to the same first cores.
@@ -42,13 +47,8 @@ def set_engine_environment(settings: RolloutSettings) -> None:
         # gloo would listen on the address that the host's name has, for groups that end on this machine. The weight
         # group names its address itself.
         "GLOO_SOCKET_IFNAME": "lo",
-        # Not in requirements/cuda.txt, and its sampler does not give the logprobs that we report.
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "OMP_NUM_THREADS": str(settings.num_threads),
     }
-    if settings.dtype == "float32":
-        # Triton's attention would multiply fp32 as TF32: logprobs 2e-3 off, where the learner's are within 1e-4.
-        chosen["TRITON_F32_DEFAULT"] = "ieee"
     os.environ.update(fixed)
     for name, value in chosen.items():
         os.environ.setdefault(name, value)

@@ -5,7 +5,7 @@ who connects. vLLM 0.32 has it meet in a file by itself.
 """
 
 import tempfile
-from pathlib import Path
+import uuid
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -17,5 +17,4 @@ class FileStoreExecutor(UniProcExecutor):
         """Returns where the process group meets, and the worker's global and local rank."""
         _address, rank, local_rank = super()._distributed_args()
         # torch makes the file, and removes it when the group ends.
-        meeting_file = Path(tempfile.mkdtemp(prefix="td-engine-")) / "store"
-        return f"file://{meeting_file}", rank, local_rank
+        return f"file://{tempfile.gettempdir()}/td-engine-{uuid.uuid4().hex}", rank, local_rank

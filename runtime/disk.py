@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_NOT_WRITTEN = _NO_ROOM | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ENOTDIR}
 # torch reports a file that it could not write as a RuntimeError; safetensors and tokenizers have the system's words.
 _WRITE_FAILURES = (
     "PytorchStreamWriter",
@@ -23,15 +24,15 @@ class NotWrittenError(Exception):
 
 
 def is_write_failure(error: BaseException) -> bool:
-    """Whether an error says that a file could not be written, whatever the reason."""
-    return isinstance(error, OSError) or any(words in str(error) for words in _WRITE_FAILURES)
-
-
-def is_no_room(error: BaseException) -> bool:
-    """Whether an error says that a file could not be written because the disk, or a quota on it, is used up."""
+    """Whether an error says that a file could not be written: no room, no permission, or a broken disk."""
     if isinstance(error, OSError):
-        return error.errno in _NO_ROOM
+        return error.errno in _NOT_WRITTEN
     return any(words in str(error) for words in _WRITE_FAILURES)
+
+
+def is_no_room(error: OSError) -> bool:
+    """Whether an error says that the disk, or a quota on it, is used up."""
+    return error.errno in _NO_ROOM
 
 
 def free_bytes(path: Path) -> int:

@@ -54,6 +54,8 @@ class PatientFile(io.RawIOBase):
 
     def write(self, content: Any, /) -> int:
         """Takes a line; returns its length, whether it was written or is held."""
+        if self.closed:
+            raise ValueError("the file is closed")
         line = bytes(content)
         with self._lock:
             self._held.append(line)
@@ -80,6 +82,7 @@ class PatientFile(io.RawIOBase):
         super().close()
         if self._path is not None and self._descriptor is not None:
             os.close(self._descriptor)
+            self._descriptor = None
 
 
 def patient_lines(file: Path | int) -> TextIO:

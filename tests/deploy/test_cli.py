@@ -31,9 +31,13 @@ def test_a_mistake_ends_with_one_line_and_code_2(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().err == f"tandem: {path}: learner.num_step: unknown key, did you mean num_steps?\n"
 
 
-def test_debug_shows_the_stack_of_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Exception, match="No such file"):
-        main(["--debug", "train", str(tmp_path / "none.toml")])
+def test_debug_shows_the_stack_of_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["--debug", "train", str(tmp_path / "none.toml")])
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "Traceback" in said
+    assert said.splitlines()[-1].startswith(f"tandem: {tmp_path}/none.toml: No such file")
 
 
 def test_a_dry_run_prints_settings_that_load_and_starts_nothing(

@@ -13,6 +13,7 @@ from deploy.model_shape import read_model_shape
 from deploy.run_file import RunConfig, load_run_file
 from deploy.run_records import append_evaluation, read_evaluations
 from tests.deploy.run_samples import evaluation_record
+from tests.mistakes.cases import is_where_parts_meet
 from tests.models import save_tiny_qwen2
 from tests.small_disk import SmallDisk, small_disk
 
@@ -111,7 +112,7 @@ def test_the_command_refuses_a_full_disk_in_one_line_and_leaves_nothing(
 
     assert code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"tandem: too little room on the disk of {disk.folder}/runs: ")
+    assert is_where_parts_meet("a disk that is full", line), line
     assert [path.name for path in disk.folder.iterdir()] == ["filler"]
 
 

@@ -81,12 +81,15 @@ def unfit_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("unfit_torchvision")
 @pytest.mark.parametrize(
     "command",
-    [["serve", "rollout"], ["serve", "learner", "--run-folder", "run"], ["model", "tiny", "folder"]],
+    [["serve", "rollout"], ["serve", "learner", "--run-folder", "run"], ["model", "tiny", "FOLDER"]],
 )
 def test_an_unfit_torchvision_ends_with_one_line_and_code_2(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = main(command)
+    # Without a tiny model in a cache, which needs nothing but a copy.
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    code = main([argument.replace("FOLDER", str(tmp_path / "tiny")) for argument in command])
 
     said = capsys.readouterr().err
     assert code == 2

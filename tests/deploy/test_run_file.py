@@ -53,7 +53,7 @@ def test_a_mistake_in_the_file_is_one_line_that_names_the_place(tmp_path: Path, 
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(UserError, match=r"^nowhere.toml: No such file or directory$"):
+    with pytest.raises(UserError, match=r"^nowhere.toml: No such file or directory; name a run file"):
         load_run_file(Path("nowhere.toml"), {})
 
 

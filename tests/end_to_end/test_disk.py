@@ -49,6 +49,7 @@ def checkpoints(training: Training) -> list[int]:
     return sorted(int(path.parent.name.removeprefix("step_")) for path in found)
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_for_a_while_costs_checkpoints_alone(
     run_file: str, disk: SmallDisk, tmp_path: Path, trainings: list[Training]
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from runtime.process import ReadyFile
 from tests.end_to_end.training import Training, start_training
+from tests.mistakes.cases import is_where_parts_meet
 from tests.models import save_tiny_qwen2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -70,8 +71,7 @@ def test_a_server_with_another_tokenizer_is_not_taken_in(tmp_path: Path) -> None
 
     line = done.stderr.splitlines()[-1]
     assert done.returncode == 2, done.stderr
-    assert line.startswith(f"tandem: learner_address = {address}: the server is not taken in: ")
-    assert "tokenizer_fingerprint" in line
+    assert is_where_parts_meet("a rollout server with another tokenizer than the learner", line), line
 
 
 @pytest.fixture
@@ -103,5 +103,5 @@ def test_a_ray_cluster_of_somebody_else_is_not_joined(tmp_path: Path, foreign_ra
     printed = training.finish()
 
     assert training.process.returncode == 2, printed
-    assert f"tandem: ray.address = {foreign_ray}: no Ray cluster can be joined there: " in printed
+    assert is_where_parts_meet("a Ray of somebody else", printed.splitlines()[-1]), printed
     assert "Traceback" not in printed

@@ -1,5 +1,6 @@
 """The mistakes: what is wrong, and the command that a user would give."""
 
+import re
 from collections.abc import Callable
 
 from tests.mistakes.workspace import Workspace, cut, replace, set_config
@@ -114,6 +115,28 @@ RUNS: dict[str, Command] = {
     "no ledger to verify": lambda s: ["ledger", "verify", str(s.folder)],
     "a ledger that is none": lambda s: ["ledger", "verify", str(s.file("run/ledger.sqlite", "none").parent)],
 }
+WHERE_PARTS_MEET = {
+    "a rollout server with another tokenizer than the learner": (
+        "tandem: learner_address = 127.0.0.1:PORT: the server is not taken in: "
+        "tokenizer_fingerprint: the learner has OURS, 127.0.0.1:PORT has THEIRS"
+    ),
+    "a Ray of somebody else": "tandem: ray.address = 127.0.0.1:PORT: no Ray cluster can be joined there: REASON; "
+    "leave it empty for a local Ray",
+    "a disk that is full": "tandem: too little room on the disk of FOLDER/runs: REASON: free some, set run.folder to "
+    "another disk, or lower learner.checkpoints_kept",
+}
+"""Said when real services meet; tests/end_to_end/test_foreign_parts.py and tests/deploy/test_disk.py make them."""
+_PLACEHOLDERS = {"PORT": r"\d+", "OURS": r"\w+", "THEIRS": r"\w+", "FOLDER": ".+", "REASON": ".+"}
+
+
+def is_where_parts_meet(what: str, line: str) -> bool:
+    """Whether a line is the one that the page has, whatever its placeholders stand for."""
+    pattern = re.escape(WHERE_PARTS_MEET[what])
+    for placeholder, meaning in _PLACEHOLDERS.items():
+        pattern = pattern.replace(placeholder, meaning)
+    return re.fullmatch(pattern, line) is not None
+
+
 CASES = {
     "The run file and the command line": SETTINGS,
     "Models": MODELS,
