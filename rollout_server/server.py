@@ -135,7 +135,7 @@ async def announce(learner_address: str, address: str, instance_id: str, *, toke
         try:
             await stub.RegisterServer(request, timeout=_ANNOUNCE_SECONDS, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
+            reason = error.details() or error.code().name
             raise ValueError(f"learner_address = {learner_address}: the server is not taken in: {reason}") from error
     log.info("announced", learner_address=learner_address)
 

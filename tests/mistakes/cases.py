@@ -117,16 +117,16 @@ RUNS: dict[str, Command] = {
 }
 WHERE_PARTS_MEET = {
     "a rollout server with another tokenizer than the learner": (
-        "tandem: learner_address = 127.0.0.1:PORT: the server is not taken in: "
-        "tokenizer_fingerprint: the learner has OURS, 127.0.0.1:PORT has THEIRS"
+        "tandem: learner_address = ADDRESS: the server is not taken in: "
+        "tokenizer_fingerprint: the learner has OURS, ADDRESS has THEIRS"
     ),
-    "a Ray of somebody else": "tandem: ray.address = 127.0.0.1:PORT: no Ray cluster can be joined there: REASON; "
+    "a Ray of somebody else": "tandem: ray.address = ADDRESS: no Ray cluster can be joined there: REASON; "
     "leave it empty for a local Ray",
     "a disk that is full": "tandem: too little room on the disk of FOLDER/runs: REASON: free some, set run.folder to "
     "another disk, or lower learner.checkpoints_kept",
 }
 """Said when real services meet; tests/end_to_end/test_foreign_parts.py and tests/deploy/test_disk.py make them."""
-_PLACEHOLDERS = {"PORT": r"\d+", "OURS": r"\w+", "THEIRS": r"\w+", "FOLDER": ".+", "REASON": ".+"}
+_PLACEHOLDERS = {"ADDRESS": r"[\d.]+:\d+", "OURS": r"\w+", "THEIRS": r"\w+", "FOLDER": ".+", "REASON": ".+"}
 
 
 def is_where_parts_meet(what: str, line: str) -> bool:
