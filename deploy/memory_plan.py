@@ -74,11 +74,14 @@ class MemoryPlan:
 
     def line(self) -> str:
         """The plan for a person."""
-        return (
-            f"{self.room.name}: {_gib(self.needed_bytes)} of {_gib(self.room.free_bytes)} GiB free; a rollout server "
-            f"{_gib(self.server_bytes)} and {_gib(self.kv_cache_bytes)} for keys and values, a learner rank "
-            f"{_gib(self.learner_bytes)} and {_gib(self.activation_bytes)} for a micro-batch"
-        )
+        parts = [
+            f"a rollout server {_gib(self.server_bytes)} and {_gib(self.kv_cache_bytes)} for keys and values",
+            f"a learner rank {_gib(self.learner_bytes)} and {_gib(self.activation_bytes)} for a micro-batch",
+        ]
+        if not self.room.is_gpu:
+            parts.append(f"{_gib(_CPU_OTHER_OVERHEAD)} for Ray and the rest")
+        needed, free = _gib(self.needed_bytes), _gib(self.room.free_bytes)
+        return f"{self.room.name}: {needed} GiB are needed, {free} are free; {', '.join(parts)}"
 
 
 def plan_memory(config: RunConfig, shape: ModelShape, room: Room) -> MemoryPlan:

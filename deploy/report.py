@@ -96,7 +96,7 @@ def write_report(folder: RunFolder, *, seconds_total: float) -> Report:
         training=[(record.step, record.accuracy) for record in steps],
         held_out=[(point.step, point.accuracy, point.standard_error) for point in report.held_out_curve],
     )
-    (folder.path / "report.json").write_text(report.to_json(), encoding="utf-8")
+    folder.report_file.write_text(report.to_json(), encoding="utf-8")
     (folder.path / "report.md").write_text(markdown(report, folder=folder.path), encoding="utf-8")
     return report
 

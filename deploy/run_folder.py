@@ -48,6 +48,11 @@ class RunFolder:
         return self.path / "evaluations.jsonl"
 
     @property
+    def report_file(self) -> Path:
+        """The result, for programs."""
+        return self.path / "report.json"
+
+    @property
     def ledger_file(self) -> Path:
         """What became of every sample; the learner writes it."""
         return self.path / "ledger.sqlite"

@@ -26,6 +26,7 @@ from deploy.placement import Bundle, ClusterFacts, plan_placement
 from deploy.problem_pin import pin_problems
 from deploy.run_file import RunConfig, dump_toml, load_run_file
 from deploy.run_folder import RunFolder, find_run_folder, make_run_folder, rewrite_config
+from deploy.run_records import read_steps
 from runtime.problems.problem import Problem
 
 _FIXED = ("run.seed", "run.name", "model.", "data.", "learner.num_ranks", "rollout.model")
@@ -52,6 +53,8 @@ def train(*, run_file: Path | None, overrides: Mapping[str, str], resume: str | 
     begin = time.monotonic()
     console = Console()
     earlier, config = _settings(run_file, overrides, resume=resume)
+    if earlier is not None:
+        _require_steps_left(earlier, config)
     config = config.model_copy(update={"data": with_absolute_paths(config.data)})
     loaded = load_problems(config.data, seed=config.run.seed, max_answer_chars=config.reward.max_answer_chars)
     # Before a model is made, which takes its time.
@@ -91,6 +94,16 @@ def _settings(
         if key.startswith(_FIXED):
             raise UserError(f"train: --resume {resume}: {key} cannot change in the middle of a run; start a new one")
     return folder, load_run_file(folder.config_file, overrides)
+
+
+def _require_steps_left(earlier: RunFolder, config: RunConfig) -> None:
+    """A run that has its report has nothing left to do; one without it is made to write it."""
+    steps = read_steps(earlier.metrics_file)
+    if earlier.report_file.is_file() and steps and steps[-1].step >= config.learner.num_steps:
+        raise UserError(
+            f"train: --resume {earlier.path}: the run is complete with {steps[-1].step} steps; go on to more with "
+            f"--learner.num_steps {2 * config.learner.num_steps}"
+        )
 
 
 def with_model(config: RunConfig, *, is_resumed: bool) -> RunConfig:

@@ -111,7 +111,7 @@ def test_a_cache_that_is_set_stays() -> None:
 
 
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"too little memory on GPU 0: .* GiB free; .*: lower learner") as caught:
+    with pytest.raises(UserError, match=r"too little memory on GPU 0: .* are free; .*: lower learner") as caught:
         plan_memory(config(), QWEN_1_5B, gpu_room(24))
 
     assert "\n" not in str(caught.value)

@@ -9,7 +9,8 @@ import pytest
 
 from deploy.errors import UserError
 from deploy.run_file import load_run_file
-from deploy.train_command import with_model
+from deploy.train_command import train, with_model
+from tests.deploy.run_samples import step_record, write_metrics
 from tests.models import save_tiny_qwen2
 
 
@@ -96,3 +97,12 @@ def test_a_model_that_is_there_is_found_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout == "[]\n"
+
+
+def test_a_run_that_is_complete_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[learner]\nnum_steps = 2\n", encoding="utf-8")
+    (tmp_path / "report.json").write_text("{}", encoding="utf-8")
+    write_metrics(tmp_path / "metrics.jsonl", [step_record(1), step_record(2)])
+
+    with pytest.raises(UserError, match=r"the run is complete with 2 steps; go on to more with --learner.num_steps 4$"):
+        train(run_file=None, overrides={}, resume=str(tmp_path), is_dry_run=False)

@@ -137,7 +137,7 @@ def test_ctrl_c_during_an_evaluation_leaves_nothing_behind(
     run_file: Path, tmp_path: Path, trainings: list[Training]
 ) -> None:
     # Long answers, a few at a time, so that it is still going on when the signal comes.
-    slow = ("--evaluation.max_tokens", "120", "--evaluation.max_concurrent", "1")
+    slow = ("--evaluation.max_tokens", "300", "--evaluation.max_concurrent", "1", "--rollout.context_length", "512")
     training = start_training(str(run_file), *slow, runs=tmp_path / "runs")
     trainings.append(training)
     training.wait_for_line("evaluating before training")

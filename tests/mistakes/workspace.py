@@ -63,7 +63,7 @@ class Workspace:
         line = line.replace(str(self.good_model), "MODEL").replace(str(self.folder), "FOLDER")
         line = re.sub(r"(127\.0\.0\.1|learner\.listen\.port|port) ?(:|=| )\d{4,5}", r"\1\2PORT", line)
         line = re.sub(r"(listen[a-z_.]* = )\d{4,5}", r"\1PORT", line)
-        return re.sub(r"of [\d.]+ GiB free", "of N GiB free", line)
+        return re.sub(r"needed, [\d.]+ are free", "needed, N are free", line)
 
 
 def set_config(**changes: Any) -> Callable[[Path], None]:
