@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from deploy.errors import UserError
+from deploy.errors import UserError, written_or_said
 from deploy.run_file import ModelSection
 from deploy.tiny_model import ensure_tiny_model
-from runtime.disk import is_write_failure
 
 TINY = "tiny"
 
@@ -40,14 +39,8 @@ def resolve_model(settings: ModelSection, *, seed: int) -> Path:
 
 
 def _tiny(settings: ModelSection, *, seed: int) -> Path:
-    try:
+    with written_or_said(f"model.cache_folder = {settings.cache_folder}"):
         return ensure_tiny_model(cache_folder=Path(settings.cache_folder).expanduser(), seed=seed)
-    except Exception as error:
-        # The tokenizer's library has no type of its own for a file that it could not write.
-        if not is_write_failure(error):
-            raise
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise UserError(f"model.cache_folder = {settings.cache_folder}: {reason}") from error
 
 
 def _folder(source: str) -> Path | None:

